@@ -1,0 +1,233 @@
+"""Every knob of a run: its default, unit and meaning. No default stands anywhere else.
+
+The defaults of `ModelConfig` are the baseline block. `conf/scale` says how large and how long,
+`conf/text` on what, `conf/swap` which piece is exchanged; Hydra lays them over these classes.
+"""
+
+import difflib
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from operator import attrgetter
+from typing import Any
+
+from omegaconf import OmegaConf
+
+
+class UserError(Exception):
+    """A mistake of the person who typed the command: shown as one line, exit status 2."""
+
+
+class Kind(Enum):
+    char = "char"  # one symbol per character of the training split
+    byte = "byte"  # one symbol per byte
+    bpe = "bpe"  # byte-level BPE, trained on the training split
+
+
+class Split(Enum):
+    tail = "tail"  # the last part of each document is dev
+    documents = "documents"  # whole documents are dev
+
+
+class Precision(Enum):
+    auto = "auto"  # bf16 where the device computes in it, else fp32
+    fp32 = "fp32"
+    bf16 = "bf16"  # autocast; weights, optimizer and loss stay float32
+
+
+class WandbMode(Enum):
+    auto = "auto"  # online where a key is found and the server answers, else offline
+    online = "online"
+    offline = "offline"
+    disabled = "disabled"
+
+
+@dataclass
+class About:
+    """What a swap says of itself. Tables and figures take their words from here."""
+
+    seam: str = "baseline"  # wiring | norm | mlp | position | ...
+    label: str = "SwiGLU + RMSNorm (baseline)"
+    replaces: str = ""  # what the baseline has in this place
+    paper: str = ""
+    matched: bool = True  # non-embedding parameters within 1% of the baseline
+    reason: str = ""  # why not, where matched is false
+
+
+@dataclass
+class ModelConfig:
+    """The network. The first four are its size, shared by every variant; the rest is the baseline."""
+
+    n_layer: int = 4
+    n_head: int = 4
+    d_model: int = 96  # a multiple of 3, so that 8/3 D is whole and SwiGLU and GELU match exactly
+    context: int = 128  # symbols
+
+    wiring: str = "prenorm"  # gpt.WIRINGS
+    norm: str = "rmsnorm"  # parts.norms.NORMS
+    norm_eps: float = 1e-5
+    mlp: str = "swiglu"  # parts.mlps.MLPS
+    mlp_width: int | None = None  # hidden units; null: the width at which every MLP has 8 D^2 weights
+    attention: str = "mha"  # parts.attention.ATTENTIONS
+    position: str = "rope"  # parts.positions.POSITIONS
+    rope_base: float = 10_000.0
+    dropout: float = 0.0  # on the embedding, the attention weights and each branch's output
+
+    @property
+    def head_size(self) -> int:
+        """Raises UserError where the heads do not divide the width."""
+        if self.d_model % self.n_head:
+            raise UserError(f"model.n_head={self.n_head} does not divide model.d_model={self.d_model}")
+        return self.d_model // self.n_head
+
+
+SIZE = ("n_layer", "n_head", "d_model", "context")
+
+
+def baseline_of(model: ModelConfig) -> ModelConfig:
+    """The baseline at the same size: what a variant's cost is compared with."""
+    return ModelConfig(**{name: getattr(model, name) for name in SIZE})
+
+
+@dataclass
+class TrainConfig:
+    steps: int = 800
+    batch_size: int = 16  # sequences a step
+    optimizer: str = "adamw"  # optim.OPTIMIZERS
+    lr: float = 1e-3  # peak learning rate
+    schedule: str = "constant"  # optim.SCHEDULES
+    warmup: int = 0  # steps of linear warm-up, under any schedule
+    weight_decay: float = 0.1  # on matrices only
+    beta1: float = 0.9
+    beta2: float = 0.95
+    grad_clip: float = 1.0  # largest gradient norm
+    checkpoints: list[int] = field(default_factory=list)  # steps evaluated besides 0 and the last
+    log_every: int = 10  # steps between rows of the training loss
+    save_every: int = 100  # steps between resume points
+
+
+@dataclass
+class EvalConfig:
+    stride: int | None = None  # symbols a window moves on; null: the whole context
+    batch_size: int = 16  # windows at once; never changes the result
+
+
+@dataclass
+class TextConfig:
+    name: str = "canterbury"
+    path: str | None = None  # file or folder; null: data/<name>
+    kind: Kind = Kind.char
+    split: Split = Split.tail
+    dev_fraction: float = 0.1  # of each document (tail) or of all bytes (documents)
+    train_bytes: int | None = None  # train on this many bytes; null: all
+    dev_bytes: int | None = None  # score this many bytes; null: all
+    bpe_vocab: int = 1024  # symbols, where kind is bpe
+
+
+@dataclass
+class MachineConfig:
+    device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
+    precision: Precision = Precision.auto
+    threads: int | None = None  # CPU threads of a run; null: 1 in a sweep, all cores alone
+    compile: bool = False  # torch.compile
+
+
+@dataclass
+class WandbConfig:
+    mode: WandbMode = WandbMode.auto
+    project: str = "oneswap"
+    entity: str | None = None
+
+
+@dataclass
+class RunConfig:
+    """Where a run stands. Filled in when its configuration is frozen, never by hand."""
+
+    scale: str = ""
+    sweep: str = ""
+    swap: str = ""
+    variant: str = ""  # the swap, and the values of any other swept key
+    axes: dict[str, Any] = field(default_factory=dict)  # those other keys and values
+    text_sha256: str = ""  # of the training and dev bytes
+    vocab_size: int = 0
+
+
+@dataclass
+class Config:
+    seed: int = 0
+    name: str | None = None  # folder of these runs; null: the sweep file's name, or "scratch"
+    about: About = field(default_factory=About)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    text: TextConfig = field(default_factory=TextConfig)
+    machine: MachineConfig = field(default_factory=MachineConfig)
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    runs_dir: str = "runs"
+    results_dir: str = "results"
+
+
+# A finished or half-finished run may be met again with other values of these: they name or place
+# a run, or decide what is written down of it, and never move a weight.
+FREE = ("about", "wandb", "runs_dir", "results_dir", "name", "machine.device", "machine.threads",
+        "train.log_every", "train.save_every", "eval.batch_size")  # fmt: skip
+
+
+def check(c: Config) -> None:
+    """Raises UserError, naming the key and what is allowed, for a number outside its range."""
+    least = {  # key -> smallest value
+        "seed": 0, "model.n_layer": 1, "model.n_head": 1, "model.d_model": 1, "model.context": 1, "model.mlp_width": 1,
+        "train.steps": 0, "train.batch_size": 1, "train.warmup": 0, "train.weight_decay": 0, "train.log_every": 1,
+        "train.save_every": 1, "eval.stride": 1, "eval.batch_size": 1, "text.train_bytes": 1, "text.dev_bytes": 1,
+        "text.bpe_vocab": 256, "machine.threads": 1,
+    }  # fmt: skip
+    rules = [(key, lambda v, low=low: v is None or v >= low, f"at least {low}") for key, low in least.items()]
+    positive = ("model.norm_eps", "model.rope_base", "train.lr", "train.grad_clip")
+    rules += [(key, lambda v: 0 < v < float("inf"), "above 0") for key in positive]
+    rules += [(key, lambda v: 0 <= v < 1, "in [0, 1)") for key in ("model.dropout", "train.beta1", "train.beta2")]
+    rules += [
+        ("text.dev_fraction", lambda v: 0 < v < 1, "between 0 and 1"),
+        ("train.checkpoints", lambda v: all(step >= 0 for step in v), "steps of at least 0"),
+        ("train.warmup", lambda v: v <= max(c.train.steps, 0), f"at most train.steps={c.train.steps}"),
+        ("eval.stride", lambda v: v is None or v <= c.model.context, f"at most model.context={c.model.context}"),
+    ]
+    for key, holds, allowed in rules:
+        value = attrgetter(key)(c)
+        if not holds(value):
+            raise UserError(f"{key}={value}: must be {allowed}")
+
+
+def lookup(table: dict, name: str, key: str):
+    """The entry of a dict of alternatives.
+
+    Raises UserError, naming the key and the allowed values.
+    """
+    if name not in table:
+        raise UserError(f"{key}={name}: {no_such(name, table)}")
+    return table[name]
+
+
+def no_such(name: str, allowed) -> str:
+    """'unknown ...; did you mean x? Allowed: ...', for any list of allowed names."""
+    allowed = sorted(map(str, allowed))
+    near = difflib.get_close_matches(str(name), allowed, n=1)
+    return "unknown" + (f", did you mean {near[0]}?" if near else ".") + f" Allowed: {', '.join(allowed)}"
+
+
+def keys(section, prefix: str = "") -> list[str]:
+    """The dotted names of all knobs below a dataclass."""
+    found = []
+    for f in fields(section):
+        value = getattr(section, f.name)
+        found += keys(value, f"{prefix}{f.name}.") if hasattr(value, "__dataclass_fields__") else [prefix + f.name]
+    return found
+
+
+def to_plain(config: Config) -> dict:
+    """The configuration as nested plain values (enums by name): what is written to a run's folder."""
+    return OmegaConf.to_container(OmegaConf.structured(config), resolve=True, enum_to_str=True)
+
+
+def from_plain(plain: dict) -> Config:
+    """The inverse of `to_plain`. Raises omegaconf's errors for unknown keys and wrong types."""
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), plain))

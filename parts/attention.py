@@ -1,0 +1,54 @@
+"""The attention seam. Every attention is built as `Attention(model_config)` and maps (B, T, D) to (B, T, D).
+
+`flops(T)` is the forward cost per symbol of what is not a weight; `kv_numbers` is what generation
+must keep per symbol and layer.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from config import ModelConfig
+from parts.dropout import Dropout
+from parts.linear import Linear
+
+
+def attend(q, k, v, dropout: Dropout):
+    """Causal softmax attention over (B, heads, T, head size): the one score path.
+
+    On a GPU torch's fused kernel; on a CPU plain matrix products, which compute the same and are
+    half again as fast there, backward pass included (`make bench` shows it).
+    """
+    if q.device.type != "cpu":
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout.p if dropout.training else 0.0)
+    T = q.shape[-2]
+    future = torch.full((T, T), float("-inf"), dtype=q.dtype).triu(1)
+    scores = (q * q.shape[-1] ** -0.5) @ k.mT + future  # (B, heads, T, T)
+    return dropout(scores.softmax(-1).to(v.dtype)) @ v
+
+
+class MultiHead(nn.Module):
+    """Every head has a query, key and value of its own (Vaswani et al. 2017, arXiv:1706.03762)."""
+
+    def __init__(self, c: ModelConfig):
+        super().__init__()
+        self.n_head, self.head_size, self.width = c.n_head, c.head_size, c.d_model
+        self.qkv = Linear(c.d_model, 3 * c.d_model)
+        self.out = Linear(c.d_model, c.d_model, writes=True)
+        self.dropout = Dropout(c.dropout)
+
+    def forward(self, x, position):
+        B, T, D = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.n_head, self.head_size).permute(2, 0, 3, 1, 4)
+        y = attend(position.rotate(q), position.rotate(k), v, self.dropout)
+        return self.out(y.transpose(1, 2).reshape(B, T, D))
+
+    def flops(self, T: int) -> int:
+        return 2 * 2 * T * self.width  # scores, then the weighted sum of values
+
+    @property
+    def kv_numbers(self) -> int:
+        return 2 * self.width
+
+
+ATTENTIONS = {"mha": MultiHead}

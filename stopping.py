@@ -1,0 +1,25 @@
+"""Being asked to stop: SIGINT (Ctrl-C) and SIGTERM wait until the step is done."""
+
+import signal
+from contextlib import contextmanager
+
+
+class Stopped(KeyboardInterrupt):
+    """The run was asked to stop and has saved a resume point."""
+
+    def __init__(self, signum: int):
+        super().__init__(signal.Signals(signum).name)
+        self.exit_code = 128 + signum
+
+
+@contextmanager
+def stop_signals():
+    """SIGINT and SIGTERM, held until the step is done: yields a function that gives the signal's number or 0."""
+    got = [0]
+    both = (signal.SIGINT, signal.SIGTERM)
+    before = {s: signal.signal(s, lambda number, frame: got.__setitem__(0, number)) for s in both}
+    try:
+        yield lambda: got[0]
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)

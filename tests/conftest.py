@@ -1,0 +1,74 @@
+"""What several tests share: a small text, the project's commands, and a composed, frozen configuration."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from config import Config
+from plan import Freezer, Job
+
+ROOT = Path(__file__).parents[1]
+SWAPS = sorted(path.stem for path in (ROOT / "conf/swap").glob("*.yaml"))
+
+
+def write_text(path: Path, size: int = 30_000) -> Path:
+    """A text with something to learn: words of a small vocabulary, in random order."""
+    draw = random.Random(7)
+    words = ["".join(draw.choices("abcdefghij", k=draw.randint(2, 7))) for _ in range(200)]
+    path.write_text(" ".join(draw.choice(words) for _ in range(size // 5))[:size])
+    return path
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text") / "words.txt")
+
+
+@pytest.fixture
+def freeze(text_file, tmp_path):
+    """freeze("swap=gelu", ...) -> Job at smoke scale on the small text, with runs/ and results/ in tmp_path."""
+
+    def make(*overrides: str) -> Job:
+        import cli
+
+        return Freezer().freeze(cli.compose([*places(tmp_path, text_file), *overrides]), threads=1)
+
+    return make
+
+
+@pytest.fixture
+def config(freeze) -> Config:
+    return freeze().config
+
+
+def places(tmp_path: Path, text_file: Path) -> list[str]:
+    """Overrides that keep a command away from the project's own runs, results and texts."""
+    return [
+        "scale=smoke", "text=file", f"text.path={text_file}", f"runs_dir={tmp_path / 'runs'}",
+        f"results_dir={tmp_path / 'results'}", "wandb.mode=disabled",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def command(text_file, tmp_path):
+    """command("swap=gelu", ...) runs `python train.py` as a person does; keywords go to subprocess."""
+
+    def run(*overrides: str, **options) -> subprocess.CompletedProcess:
+        return subprocess.run(command.line(*overrides), **{**DEFAULTS, "cwd": tmp_path, **options})
+
+    command = run
+    run.line = lambda *overrides: [sys.executable, str(ROOT / "train.py"), *places(tmp_path, text_file), *overrides]
+    return run
+
+
+DEFAULTS = {
+    "text": True,
+    "capture_output": True,
+    "stdin": subprocess.DEVNULL,
+    "timeout": 300,
+    "env": {**os.environ, "COLUMNS": "200", "WANDB_API_KEY": ""},
+}
