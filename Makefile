@@ -1,0 +1,54 @@
+# Every command a person types. `make help` lists them.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+# PY=/path/to/python uses an environment that you already have; nothing is installed into it.
+PY ?= $(VENV)/bin/python
+READY := $(if $(filter $(VENV)/bin/python,$(PY)),$(VENV)/.ready)
+
+S ?= blog
+GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
+SCALE ?= $(if $(GPU),blog,cpu)
+comma := ,
+
+.DEFAULT_GOAL := help
+.PHONY: help setup sweep results test lint format wandb-sync clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+setup: $(READY) ## a virtual environment with the pinned packages (the other commands do this by themselves)
+
+$(VENV)/.ready: constraints.txt pyproject.toml
+	@echo "setting up $(VENV) (once, a minute or two)"
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install -q -c constraints.txt ".[bpe,dev]"
+	@touch $@
+
+sweep: $(READY) ## train a sweep; S=mlp_norm SCALE=blog SEEDS=0,1 TEXT=pydocs WANDB=online JOBS=2 DRY=1 ARGS="train.lr=3e-4"
+ifeq ($(origin SCALE)$(GPU),file)
+	@echo "No GPU found: SCALE=cpu, minutes on a laptop. The full study, hours on a CPU: make sweep SCALE=blog"
+endif
+	$(PY) train.py sweeps=$(S) scale=$(SCALE) $(if $(SEEDS),seed=$(SEEDS)) \
+	  $(if $(TEXT),$(if $(wildcard conf/text/$(TEXT).yaml),text=$(TEXT),text=file 'text.path="$(TEXT)"')) \
+	  $(if $(WANDB),wandb.mode=$(WANDB)) $(if $(JOBS),hydra.launcher.jobs=$(JOBS)) \
+	  $(if $(filter-out 0,$(DRY)),hydra.launcher.dry=true) $(ARGS)
+
+results: $(READY) ## gather finished runs into results/ and rebuild every table and figure
+	$(PY) -m analysis.report
+
+test: $(READY) ## the tests, a few minutes
+	$(PY) -m pytest -q -n 2
+
+lint: $(READY) ## style and errors
+	$(PY) -m ruff check . && $(PY) -m ruff format --check .
+
+format: $(READY) ## rewrite the code in the house style
+	$(PY) -m ruff check --fix . && $(PY) -m ruff format .
+
+wandb-sync: $(READY) ## upload finished runs that were logged offline
+	$(PY) -m mirror sync
+
+clean: ## remove the environment and caches; runs, results and texts stay
+	rm -rf $(VENV) .pytest_cache .ruff_cache && find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

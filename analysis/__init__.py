@@ -1,0 +1,1 @@
+"""From finished runs to claims, one way: runs -> stats -> tables, plots -> report."""

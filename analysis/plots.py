@@ -1,0 +1,234 @@
+"""A study's figures, each as SVG and PNG: learning curves, forest plot, difference by step.
+
+Colours tell the verdict and survive colour blindness; words beside the marks say the same. Drawn without
+pyplot, so nothing of one figure is left in the next; the same study gives the same SVG.
+"""
+
+import io
+import math
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from analysis import runs
+from analysis.numbers import interval, signed
+from analysis.stats import BETTER, WORSE
+from analysis.study import Row, Study, View
+from config import UserError
+
+WIDTH = 8.0  # inches, shown at about 800 pixels
+MOST = 24  # swaps in one figure; more would not be legible
+COLOURS = {WORSE: "#D55E00", BETTER: "#0072B2"}
+OPEN, GREY = "#AA4499", "#777777"  # no verdict either way; the baseline
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#999999",
+    "xtick.color": "#333333",
+    "ytick.color": "#333333",
+    "axes.grid": True,
+    "grid.color": "#eeeeee",
+    "axes.axisbelow": True,
+    "text.parse_math": False,  # a dollar sign in a label is a dollar sign
+    "svg.hashsalt": "oneswap",
+}
+
+
+def draw(study: Study, folder: Path) -> list[Path]:
+    """Writes each figure for which there are numbers, removes the others. Returns the PNG files."""
+    made = []
+    for name, figure in (("curves", curves), ("forest", forest), ("steps", steps)):
+        paths = [folder / f"{name}.{kind}" for kind in ("svg", "png")]
+        try:
+            with matplotlib.rc_context(STYLE):
+                save(figure(study), paths)
+            made.append(paths[1])
+        except UserError:
+            for path in paths:
+                path.unlink(missing_ok=True)
+    return made
+
+
+def save(figure: Figure, paths: list[Path]) -> None:
+    for path in paths:
+        out, kind = io.BytesIO(), path.suffix[1:]
+        figure.savefig(out, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else {"Software": None})
+        runs.save(path, out.getvalue())
+
+
+def most_telling(rows: list[Row]) -> tuple[list[Row], str]:
+    """At most MOST swaps, those that differ most, in the table's order; and a word about the others."""
+    if len(rows) <= MOST:
+        return rows, ""
+    size = [-abs(row.final.mean) if row.final is not None and len(row.final.values) else 0.0 for row in rows]
+    kept = sorted(np.argsort(size, kind="stable")[:MOST])
+    return [rows[i] for i in kept], f" The {MOST} of {len(rows)} swaps that differ most; the table has all."
+
+
+def colour(row: Row) -> str:
+    return COLOURS.get(row.verdict, OPEN)
+
+
+def said(row: Row) -> str:
+    """The verdict, and how many seeds it stands on where some are not there."""
+    v = row.variant
+    return "\n".join([row.verdict] + [f"{len(v.done)} of {len(v.records)} seeds finished"] * (not v.complete)).strip()
+
+
+def wrapped(label: str, width: int, lines: int = 2) -> str:
+    return "\n".join(textwrap.wrap(label, width, max_lines=lines, placeholder=" …"))
+
+
+def panels(rows: list[Row], paint: Callable[[Axes, Row], None], caption: str, y_label: str) -> Figure:
+    """One small panel a swap, all on the same axes."""
+    columns = min(len(rows), 2 if len(rows) <= 4 else 3)
+    lines = math.ceil(len(rows) / columns)
+    figure = Figure(
+        figsize=(WIDTH if columns > 1 else 5.5, 2.35 * lines + 0.6 if columns > 1 else 3.9), layout="constrained"
+    )
+    axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
+    for ax, row in zip(axes.flat, rows, strict=False):
+        paint(ax, row)
+        title = wrapped(row.variant.label, 40 if columns < 3 else 26, lines=3)
+        ax.set_title(title, loc="left", color=colour(row), weight="bold")
+        ax.text(0.99, 0.97, said(row), transform=ax.transAxes, ha="right", va="top", color=colour(row), fontsize=8)
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        ax.tick_params(labelbottom=True)
+    for ax in axes.flat[len(rows) :]:
+        ax.set_axis_off()
+    figure.supxlabel("step", fontsize=9)
+    figure.supylabel(y_label, fontsize=9)
+    head(figure, caption, 105 if columns > 1 else 70)
+    return figure
+
+
+def head(figure: Figure, caption: str, width: int) -> None:
+    """What is shown, in small letters over the whole figure."""
+    figure.suptitle("\n".join(textwrap.wrap(caption, width)), fontsize=9, x=0.01, ha="left", color="#333333")
+
+
+def curves(study: Study) -> Figure:
+    """All seeds of each swap against the baseline's: dev bits per byte at the checkpoints."""
+    rows = [row for row in study.views[0].swaps if row.variant.done] or [
+        r for r in study.views[0].rows if r.variant.done
+    ]
+    if not rows or not study.steps:
+        raise UserError("no finished run: no learning curves to draw")
+    rows, rest = most_telling(rows)
+    base = next((row.baseline for row in rows if row.baseline), None)
+    shown = [v for row in rows for v in (row.variant, row.baseline) if v is not None]
+    points = [[bpb for step, bpb in r["evals"] if step >= study.steps[0]] for v in shown for r in v.done.values()]
+    low, high = min(map(min, points)), max(map(max, points))
+
+    def paint(ax: Axes, row: Row) -> None:
+        ends = []
+        for variant, paint_in in ((row.baseline, GREY), (row.variant, colour(row))):
+            for record in variant.records if variant else []:
+                x, y = np.array([point for point in record.get("evals", []) if point[0] > 0], float).reshape(-1, 2).T
+                whole = record["seed"] in variant.done
+                ax.plot(x, y, color=paint_in, lw=1.2, ls="-" if whole else ":", marker="o", ms=2.5, alpha=0.85)
+            if variant and variant.done:
+                ends.append((variant.final.mean, paint_in))
+        label_ends(ax, ends, (high - low) * 0.09)
+
+    caption = "One line a seed (dotted: not finished), final means at the right."
+    caption += f" Grey: {base.label}." if base else ""
+    figure = panels(rows, paint, caption + rest, "dev bits per byte")
+    figure.axes[0].set_ylim(low - (high - low) * 0.08, high + (high - low) * 0.05)
+    return figure
+
+
+def label_ends(ax: Axes, ends: list[tuple[float, str]], apart: float) -> None:
+    """The final means beside the lines' ends, moved apart where they would overlap."""
+    ends = sorted(ends)
+    places = [y for y, _ in ends]
+    if len(places) == 2 and places[1] - places[0] < apart:
+        middle = sum(places) / 2
+        places = [middle - apart / 2, middle + apart / 2]
+    for place, (y, paint_in) in zip(places, ends, strict=True):
+        ax.annotate(
+            f"{y:.3f}", (1, place), (4, 0), ("axes fraction", "data"), "offset points", color=paint_in, va="center"
+        )
+
+
+def forest(study: Study) -> Figure:
+    """The final differences with their intervals, seeds as small dots; one part a view."""
+    views = [(view, *most_telling([row for row in view.swaps if len(row.final.values)])) for view in study.views]
+    views = [part for part in views if part[1]]
+    if not views:
+        raise UserError("no swap and baseline with a finished seed in common: no differences to draw")
+    heights = [0.42 * len(rows) + 0.9 for _, rows, _ in views]
+    figure = Figure(figsize=(WIDTH, sum(heights) + 0.3), layout="constrained")
+    axes = figure.subplots(len(views), 1, squeeze=False, height_ratios=heights)
+    for ax, (view, rows, _) in zip(axes.flat, views, strict=True):
+        forest_part(ax, view, rows)
+    seeds = sorted({len(row.final.values) for _, rows, _ in views for row in rows})
+    count = f"{seeds[0]} seed" + "s" * (seeds[0] > 1) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
+    caption = f"Swap minus baseline: mean and 95% t interval, paired by seed, {count} (small ticks)." + views[0][2]
+    head(figure, caption, 105)
+    return figure
+
+
+def forest_part(ax: Axes, view: View, rows: list[Row]) -> None:
+    rows = sorted(rows, key=lambda row: -row.final.mean)
+    for y, row in enumerate(rows):
+        d = row.final
+        ax.plot(d.values, np.full(len(d.values), y + 0.22), "|", color=colour(row), ms=5, alpha=0.7)
+        ax.plot([d.low, d.high], [y, y], color=colour(row), lw=2.2, solid_capstyle="round")
+        ax.plot(d.mean, y, "o", color=colour(row), ms=6)
+    ax.axvline(0, color="#333333", lw=1)
+    values = np.concatenate([[0.0], *(row.final.values for row in rows)])
+    ends = np.array([(row.final.low, row.final.high) for row in rows])
+    margin = max(np.ptp(values), 0.01)
+    ax.set_xlim(
+        max(np.nanmin([*ends[:, 0], values.min()]), values.min() - margin) - 0.06 * margin,
+        min(np.nanmax([*ends[:, 1], values.max()]), values.max() + margin) + 0.06 * margin,
+    )
+    ax.set_ylim(-0.6, len(rows) - 0.4)
+    ax.set_yticks(range(len(rows)), [wrapped(row.variant.label, 30) for row in rows])
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="y", visible=False)
+    right = ax.secondary_yaxis("right")
+    right.set_yticks(range(len(rows)), [f"{interval(row.final)}\n{row.verdict}" for row in rows])
+    right.tick_params(axis="y", length=0, labelsize=8)
+    right.spines["right"].set_visible(False)
+    ax.spines["left"].set_visible(False)
+    ax.set_xlabel("difference to the baseline in final bits per byte: left is better")
+    ax.set_title(view.title, loc="left", fontsize=9, weight="bold")
+
+
+def steps(study: Study) -> Figure:
+    """The difference to the baseline at each checkpoint: mean, interval, single seeds."""
+    rows, rest = most_telling([row for row in study.views[0].swaps if len(row.final.values)])
+    if not rows or not study.steps:
+        raise UserError("no swap and baseline with a finished seed in common: no differences to draw")
+    values = np.concatenate([row.at[step].values for row in rows for step in study.steps])
+    low, high = min(values.min(), 0), max(values.max(), 0)
+
+    def paint(ax: Axes, row: Row) -> None:
+        found = [row.at[step] for step in study.steps]
+        ax.axhline(0, color=GREY, lw=1)
+        band = [[d.low for d in found], [d.high for d in found]]
+        ax.fill_between(study.steps, *band, color=colour(row), alpha=0.18, lw=0)
+        ax.plot(study.steps, np.array([d.values for d in found]), color=colour(row), lw=0.7, alpha=0.6)
+        ax.plot(study.steps, [d.mean for d in found], color=colour(row), lw=2, marker="o", ms=3.5)
+        end = found[-1].mean
+        ax.annotate(
+            signed(end), (1, end), (4, 0), ("axes fraction", "data"), "offset points", color=colour(row), va="center"
+        )
+
+    caption = (
+        "Swap minus baseline at each checkpoint: mean, 95% t interval, and each seed. Below the grey line: better."
+    )
+    figure = panels(rows, paint, caption + rest, "difference in dev bits per byte")
+    room = max(high - low, 0.01) * 0.18
+    figure.axes[0].set_ylim(low - room, high + room)
+    return figure

@@ -1,0 +1,198 @@
+"""From runs/ to results/: records, tables, figures and the words around them. Computes nothing itself.
+
+python -m analysis.report [--runs runs] [--results results] [--only scale/sweep] [--readme README.md]
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from analysis import plots, published, runs, tables
+from analysis.numbers import interval
+from analysis.study import Study, study
+from config import UserError
+
+START, END = "<!-- results:start -->", "<!-- results:end -->"
+FRONT = Path("cpu", "blog")  # the sweep that the project's README shows
+MOST_LINES = 60  # runs that the terminal shows line by line
+ALT = {
+    "curves": "Learning curves of every seed, each swap against the baseline",
+    "forest": "Difference of each swap to the baseline with its 95% interval",
+    "steps": "Difference of each swap to the baseline at each checkpoint",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    text: str  # for the terminal
+    complete: bool  # every planned run has a result
+    folder: Path
+    figures: list[Path]  # PNG files
+
+
+def build(runs_dir: Path, results_dir: Path, scale: str, sweep: str) -> Report:
+    """Gathers one sweep and rebuilds its records, tables and figures in <results_dir>/<scale>/<sweep>.
+
+    Raises UserError where there is neither a run nor a committed record.
+    """
+    folder = Path(results_dir, scale, sweep)
+    words, passed_over = renew(Path(runs_dir, scale, sweep), folder / "records.jsonl")
+    found, source = study(runs.load(folder / "records.jsonl")), published.load()
+    checks = published.checks(found, source)
+    figures = plots.draw(found, folder)
+    write_tables(found, folder, tables.markdown(found, checks, source["post"]["title"]), figures)
+    gaps = passed_over or found.gaps
+    return Report(terminal(found, checks, gaps, words, folder), not gaps, folder, figures)
+
+
+def renew(home: Path, path: Path) -> tuple[list[str], list[str]]:
+    """Writes the records of the runs in `home`, but never puts unfinished runs in the place of finished ones.
+
+    Returns what to say about it, and the gaps among runs that were passed over.
+    """
+    gathered = runs.gather(home)
+    if any_finished(gathered) or (gathered and not (path.exists() and any_finished(runs.load(path)))):
+        earlier = committed(path)
+        runs.write(gathered, path)
+        lines = published.compare(earlier, gathered) if earlier and earlier != gathered else []
+        return ["Beside the committed records:", *(f"  {line}" for line in lines)] if lines else [], []
+    if not path.exists():
+        raise UserError(f"{home}: no runs, and no records in {path.parent}")
+    if not gathered:
+        return [], []
+    return [f"{home} holds no finished run: shown are the records that were there before."], study(gathered).gaps
+
+
+def any_finished(records: list[dict]) -> bool:
+    return any(record["state"] == "finished" for record in records)
+
+
+def committed(path: Path) -> list[dict]:
+    """The records as git has them; without git, as they lie there; [] where there are none to be read."""
+    show = ["git", "show", f"HEAD:./{path.name}"]
+    with suppress(UserError, OSError):  # damaged; no folder, no git
+        found = subprocess.run(show, cwd=path.parent, capture_output=True, check=False)
+        return runs.parse(found.stdout, path) if found.returncode == 0 else runs.load(path)
+    return []
+
+
+def write_tables(found: Study, folder: Path, markdown: str, figures: list[Path]) -> None:
+    pictures = "\n\n".join(f"![{ALT[png.stem]}]({png.name})" for png in figures)
+    title = f"# {found.scale}/{found.sweep}".translate(tables.MARKDOWN).replace("\\#", "#", 1)
+    for name, text in (
+        ("table.md", markdown),
+        ("table.csv", tables.csv_text(found)),
+        ("table.tex", tables.latex(found)),
+        ("report.md", "\n\n".join(part for part in (title, pictures, markdown) if part)),
+    ):
+        runs.save(folder / name, text.encode())
+
+
+def terminal(found: Study, checks: list, gaps: list[str], words: list[str], folder: Path) -> str:
+    """What a person reads at the end of a sweep; the table fits 100 columns."""
+    parts = [f"{found.scale}/{found.sweep}: bits per byte of the dev set, mean ± sd over seeds", tables.plain(found)]
+    lines = tables.post_lines(found)
+    parts.append("\n".join(lines) if len(lines) <= MOST_LINES else f"{len(lines)} runs, one by one in report.md.")
+    parts.append("\n".join([*found.notes, tables.anchors(found)]).strip())
+    if checks:
+        parts.append("\n".join(["Beside the post's numbers:", *(f"  {line}" for line in tables.check_lines(checks))]))
+    parts += ["\n".join(words), "\n".join(f"not finished: {gap}" for gap in gaps)]
+    parts.append(f"Tables, figures and report.md: {folder}")
+    return "\n\n".join(part for part in parts if part)
+
+
+def sweeps(runs_dir: Path, results_dir: Path) -> list[tuple[str, str]]:
+    """(scale, sweep) of all that has run folders, a plan or records."""
+    homes = {path.parent for path in runs_dir.glob("[!.]*/[!.]*/plan.json")}
+    homes |= {path.parents[1] for path in runs_dir.glob("[!.]*/[!.]*/[!.]*/seed*") if path.is_dir()}
+    homes |= {path.parent for path in results_dir.glob("*/*/records.jsonl")}
+    return sorted({(home.parent.name, home.name) for home in homes})
+
+
+def write_index(results_dir: Path) -> None:
+    """results/README.md: one line a swap of each sweep."""
+    rows = []
+    for path in sorted(results_dir.glob("*/*/records.jsonl")):
+        found = study(runs.load(path))
+        name = f"{found.scale}/{found.sweep}".translate(tables.MARKDOWN)
+        link = f"[{name}]({path.parent.relative_to(results_dir).as_posix()}/report.md)"
+        for row in found.views[-1].swaps:
+            rows.append([row.variant.label, interval(row.final), row.verdict, tables.kept(row.variant), link])
+    text = (
+        "# Results\n\nEvery swap of every sweep. Differences are in bits per byte: below zero the swap is better.\n\n"
+    )
+    table = tables.markdown_table((["swap", "difference [95%]", "verdict", "seeds", "sweep"], rows))
+    runs.save(results_dir / "README.md", (text + table + "\n").encode())
+
+
+def refresh(readme: Path, results_dir: Path) -> None:
+    """Rewrites what stands between the two markers in the README, if they and the records are there."""
+    folder = results_dir / FRONT
+    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    before, start, rest = text.partition(START)
+    _, end, after = rest.partition(END)
+    if not (start and end and (folder / "records.jsonl").exists()):
+        return
+    found = study(runs.load(folder / "records.jsonl"))
+    place = Path(os.path.relpath(folder, readme.parent)).as_posix()
+    parts = [tables.main_markdown(found)]
+    parts += [
+        f"![{ALT[name]}]({place}/{name}.png)" for name in ("forest", "curves") if (folder / f"{name}.png").exists()
+    ]
+    parts.append(f"More, run by run and beside the post's numbers: [{place}/report.md]({place}/report.md).")
+    new = f"{before}{START}\n\n" + "\n\n".join(parts) + f"\n\n{END}{after}"
+    if new != text:
+        runs.save(readme, new.encode())
+
+
+def choose(runs_dir: Path, results_dir: Path, only: str | None) -> list[tuple[str, str]]:
+    """The sweeps to report. Raises UserError where there are none, or not the one that was asked for."""
+    found = sweeps(runs_dir, results_dir)
+    if not found:
+        raise UserError(
+            f"nothing to report: no runs in {runs_dir}, no records in {results_dir}; `make sweep` makes some"
+        )
+    if only and only not in ["/".join(pair) for pair in found]:
+        raise UserError(f"--only {only}: not there. Allowed: {', '.join('/'.join(pair) for pair in found)}")
+    return [pair for pair in found if only in (None, "/".join(pair))]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status: 1 where a planned run has no result, 2 for a mistake of the person who typed it."""
+    parser = argparse.ArgumentParser(prog="python -m analysis.report", description="Rebuild results/ from runs/.")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="run folders")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="records, tables and figures")
+    parser.add_argument("--only", metavar="SCALE/SWEEP", help="one sweep alone")
+    parser.add_argument("--readme", type=Path, default=Path("README.md"), help="file with the results markers")
+    options = parser.parse_args(arguments)
+    status = 0
+    try:
+        chosen = choose(options.runs, options.results, options.only)
+    except UserError as error:
+        return blame(error)
+    for scale, sweep in chosen:
+        try:
+            report = build(options.runs, options.results, scale, sweep)
+            print(report.text, end="\n\n")
+            status = max(status, 0 if report.complete else 1)
+        except UserError as error:  # the other sweeps still get their tables
+            status = blame(error)
+    try:
+        write_index(options.results)
+        refresh(options.readme, options.results)
+    except UserError as error:
+        status = blame(error)
+    return status
+
+
+def blame(error: UserError) -> int:
+    print(f"oneswap: {error}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

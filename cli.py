@@ -1,0 +1,107 @@
+"""From the command line to a run or a sweep: Hydra composes, a mistake becomes one line."""
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf import DictConfig, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+import machine
+from config import Config, UserError, keys, no_such
+
+ROOT = Path(__file__).parent
+GROUPS = ("swap", "scale", "text", "sweeps")
+
+
+def main() -> int:
+    """Entry of `python train.py`. Returns the exit status: 2 for a mistake of the person who typed it."""
+    prepare()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing, so that the line is ours
+    return in_one_line(entry) or 0
+
+
+def in_one_line(call: Callable, *args) -> int:
+    """What `call` returns, or 2 and one line on stderr for a mistake of the person who typed the command."""
+    try:
+        return call(*args)
+    except (UserError, HydraException, OmegaConfBaseException) as error:
+        print(f"oneswap: {one_line(error)}", file=sys.stderr)
+        return 2
+
+
+@hydra.main(version_base="1.3", config_path=str(ROOT / "conf"), config_name="config")
+def entry(composed: DictConfig) -> None:
+    import launch
+
+    raise SystemExit(in_one_line(launch.single, with_hydra(composed)))
+
+
+def with_hydra(composed: DictConfig) -> DictConfig:
+    """Hydra hands the main function a configuration without its own node; put it back, for the names of the choices."""
+    whole = composed.copy()
+    with open_dict(whole):
+        whole.hydra = HydraConfig.instance().cfg.hydra
+    return whole
+
+
+def prepare() -> None:
+    """What Hydra must know before it composes: the schema of config.py and the folder of sweeps/."""
+    os.environ["ONESWAP_ROOT"] = str(ROOT)
+    ConfigStore.instance().store(name="schema", node=Config)
+
+
+def compose(overrides: list[str]) -> DictConfig:
+    """Compose from Python what `python train.py OVERRIDES` composes; the result has its `hydra` node."""
+    prepare()
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return hydra.compose("config", overrides, return_hydra_config=True)
+
+
+def one_line(error: BaseException) -> str:
+    """What was wrong and what is allowed, from the several lines of a Hydra or OmegaConf error."""
+    if isinstance(error, UserError):
+        return str(error)
+    text = str(error)
+    if unknown := re.search(r"Could not override '([^']+)'|Key '.*' not in '.*'\s+full_key: (\S+)", text):
+        return unknown_key(unknown.group(1) or unknown.group(2))
+    if missing := re.search(r"Could not find '(.+)/([^/']*)'\s+Available options in '.*':\n((?:\t.*\n?)+)", text):
+        group, name, options = missing.groups()
+        return f"{group}={name}: {no_such(name, options.split())}"
+    if text.startswith("Error merging override") and error.__cause__:
+        override = text.removeprefix("Error merging override").strip()
+        return f"{override}: {machine.first_line(error.__cause__)}"
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: not of the form KEY=VALUE ({machine.first_line(error)})"
+    lines = [line.strip() for line in text.splitlines()]
+    return " ".join(line for line in lines if line and not line.startswith(("object_type=", "See https://hydra")))
+
+
+def unknown_key(key: str) -> str:
+    """One line for a key that is no knob, with the knobs of its section."""
+    knobs = keys(Config())
+    section, _, _ = key.rpartition(".")
+    known = [knob for knob in knobs if knob.rpartition(".")[0] == section]
+    if section and not known:
+        return f"{section}: {no_such(section, {knob.partition('.')[0] for knob in knobs if '.' in knob})}"
+    return f"{key}: {no_such(key, known if section else known + list(GROUPS))}"
+
+
+def knob(name: str) -> str:
+    """The dotted key of a knob called by its last part, as Python callers do: mlp -> model.mlp.
+
+    Raises UserError for a name that no knob, or more than one, has.
+    """
+    found = [key for key in keys(Config()) if key.rpartition(".")[2] == name and not key.startswith("run.")]
+    exact = [key for key in found if key == name] or found
+    if len(exact) != 1:
+        raise UserError(f"{name}: could be {' or '.join(exact)}" if exact else unknown_key(name))
+    return exact[0]

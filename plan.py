@@ -1,0 +1,97 @@
+"""From composed configurations to jobs: every knob checked, every value frozen, before any work starts."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import quote
+
+from omegaconf import DictConfig, OmegaConf
+
+import corpus as corpora
+import cost
+import optim
+from config import Config, UserError, check, from_plain, lookup
+
+HOME_TEXT = "canterbury"  # the text whose sweeps need no suffix
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to be: its frozen configuration, and the folder that is its identity."""
+
+    config: Config
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.config.run.variant}/seed{self.config.seed}"
+
+
+class Freezer:
+    """Freezes composed configurations. Loads each text once."""
+
+    def __init__(self):
+        self.texts: dict[str, corpora.Corpus] = {}
+
+    def freeze(
+        self, composed: DictConfig, axes: Iterable[str] = (), threads: int | None = None, variant: str | None = None
+    ) -> Job:
+        """A job from what Hydra composed. `axes`: swept keys besides swap and seed; they name the variant.
+
+        Raises UserError for any value that the run would stumble over later.
+        """
+        choices = composed.hydra.runtime.choices
+        plain = OmegaConf.to_container(OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"]))
+        config = from_plain(plain)  # raises for a key that `+` added beside the knobs
+        check(config)
+        lookup(optim.OPTIMIZERS, config.train.optimizer, "train.optimizer")
+        lookup(optim.SCHEDULES, config.train.schedule, "train.schedule")
+        run = config.run
+        run.scale, run.swap = choices.scale, choices.swap
+        run.axes = {key: OmegaConf.select(composed, key) for key in axes}
+        run.variant = variant or ",".join([run.swap, *(f"{key}={show(value)}" for key, value in run.axes.items())])
+        if config.text.path:
+            config.text.name = slug(Path(config.text.path).stem)
+        run.sweep = slug(config.name or choices.get("sweeps") or "scratch")
+        if config.text.name != HOME_TEXT:
+            run.sweep += f"-{config.text.name}"
+        config.machine.threads = config.machine.threads or threads
+        text = self.text(config)
+        run.text_sha256, run.vocab_size = text.sha256, text.vocab_size
+        cost.require_match(config)
+        folder = Path(config.runs_dir, run.scale, run.sweep, quote(run.variant, safe="=,._-+"), f"seed{config.seed}")
+        return Job(config, folder)
+
+    def text(self, config: Config) -> corpora.Corpus:
+        key = repr(config.text)
+        if key not in self.texts:
+            self.texts[key] = corpora.load(config.text)
+        corpora.require(self.texts[key], config.model.context)
+        return self.texts[key]
+
+
+def require_distinct(jobs: list[Job]) -> None:
+    """Raises UserError for a run planned twice, or two variants that are the same network trained the same way."""
+    seen: dict[str, Job] = {}
+    for job in jobs:
+        blank = replace(job.config, about=None, run=None)
+        for identity in (str(job.folder), repr(blank)):
+            if identity in seen:
+                raise UserError(twice(job, seen[identity]))
+            seen[identity] = job
+
+
+def twice(job: Job, other: Job) -> str:
+    if job.folder == other.folder:
+        return f"{job.name} is planned twice; a seed counts once"
+    return f"{job.name} and {other.name} resolve to the same configuration: nothing is swapped between them"
+
+
+def show(value) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def slug(name: str) -> str:
+    """A name that is safe as a folder."""
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", str(name)).strip("-.") or "text"
