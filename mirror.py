@@ -20,9 +20,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import runlog
+import rundir
 from config import UserError
-from runlog import flatten, identity, warn
+from rundir import flatten, identity, warn
 
 ANSWER_WITHIN = 2  # seconds for the server to answer at all
 START_WITHIN = 10  # seconds for the server to take a run
@@ -101,7 +101,7 @@ def _first_line(error: BaseException) -> str:
 def described(folder: Path, config: dict) -> dict:
     """The flat configuration that a run is logged with: every knob, and what names the run, its text and its code."""
     run = config["run"]
-    code = runlog.load(folder / "provenance.json")
+    code = rundir.load(folder / "provenance.json")
     return {
         **{key: value for key, value in flatten(config).items() if not key.startswith(PLACES)},
         **{key: run[key] for key in ("scale", "sweep", "swap", "variant", "text_sha256", "vocab_size")},
@@ -154,7 +154,7 @@ class Copy:
         )
         self.run.define_metric("step")
         self.run.define_metric("val_*", step_metric="step")
-        for row in runlog.read_rows(folder):
+        for row in rundir.read_rows(folder):
             self.log(row)
 
     def log(self, row: dict) -> None:
@@ -186,7 +186,7 @@ class Mirror:
                 self._guard(f"{attempt} run not started", self._start, Path(folder), config, attempt)
 
     def _start(self, folder: Path, config: dict, mode: str) -> None:
-        resume = mode == "online" and bool(runlog.read_rows(folder))  # a first start replaces what bears its id
+        resume = mode == "online" and bool(rundir.read_rows(folder))  # a first start replaces what bears its id
         self._copy = Copy(folder, config, mode, folder.parent.parent, LEAVE_AFTER, resume)
         if mode == "online":
             print(f"wandb: {self._copy.run.url}", flush=True)
@@ -258,7 +258,7 @@ def sync(runs_dir: Path) -> int:
     twice changes nothing. Raises UserError: nothing to upload, no key, no server.
     """
     folders = sorted(path.parent for path in Path(runs_dir).glob("*/*/*/seed*/summary.json"))
-    folders = [folder for folder in folders if runlog.has_ended(folder)]
+    folders = [folder for folder in folders if rundir.has_ended(folder)]
     if not folders:
         raise UserError(f"{runs_dir}: holds no run that has ended")
     if problem := _unreachable():
@@ -281,14 +281,14 @@ def _told(folder: Path, upload: Callable[[Path, Path], str]) -> int:
 
 
 def _upload_run(folder: Path, scratch: Path) -> str:
-    config, status = runlog.load(folder / "config.yaml"), runlog.load(folder / "status.json")
+    config, status = rundir.load(folder / "config.yaml"), rundir.load(folder / "status.json")
     copy = Copy(folder, config, "online", scratch, SYNC_WITHIN, resume=False)
-    copy.end(runlog.load(folder / "summary.json"), exit_code=int(status["state"] != "finished"))
+    copy.end(rundir.load(folder / "summary.json"), exit_code=int(status["state"] != "finished"))
     return copy.run.url
 
 
 def _upload_report(home: Path, scratch: Path) -> str:
-    config = runlog.load(next(home.glob("*/seed*/config.yaml")))
+    config = rundir.load(next(home.glob("*/seed*/config.yaml")))
     return f"report: {_log_report(config, 'online', scratch, SYNC_WITHIN)}"
 
 

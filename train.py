@@ -24,7 +24,8 @@ from config import Config, UserError, lookup, to_plain
 from corpus import Corpus
 from machine import Machine
 from mirror import Mirror
-from runlog import RunLog, provenance
+from provenance import provenance
+from runlog import RunLog
 from stopping import Stopped, stop_signals
 
 
@@ -39,7 +40,7 @@ def run(config: Config, folder: Path, watch: Callable[[dict], None] = lambda row
     Raises UserError for what a person can mend, Diverged for a run that has no result.
     """
     machine = machines.settle(config.machine)
-    with RunLog(folder, to_plain(config)) as log:
+    with stop_signals() as stopped, RunLog(folder, to_plain(config)) as log:
         if log.state == "diverged":
             raise Diverged(log.reason)
         if log.state == "finished":
@@ -48,7 +49,7 @@ def run(config: Config, folder: Path, watch: Callable[[dict], None] = lambda row
         require_same_text(config, text)
         log.begin(provenance(machine.facts()))
         mirror = Mirror(folder, to_plain(config), config.wandb.mode.value)
-        return Run(config, machine, text, log, mirror, watch).go()
+        return Run(config, machine, text, log, mirror, watch).go(stopped)
 
 
 def require_same_text(config: Config, text: Corpus) -> None:
@@ -69,14 +70,16 @@ class Run:
         self.step, self.seconds = 0, 0.0  # updates done, seconds spent on them
         self.evals: dict[int, float] = {}  # step -> bits per byte
 
-    def go(self) -> dict:
-        """Train to the end and write the summary. The mirror is closed on every path out; the log notes the rest."""
+    def go(self, stopped: Callable[[], int]) -> dict:
+        """Train to the end and write the summary. The mirror is closed on every path out; the log notes the rest.
+
+        `stopped` gives the number of the signal that asks for a stop, or 0.
+        """
         outcome, reason = "finished", ""
         try:
             self.restore()
             try:
-                with stop_signals() as stopped:
-                    self.loop(stopped)
+                self.loop(stopped)
                 self.require_better_than_guessing()
             except Diverged as error:
                 outcome, reason = "diverged", str(error)
@@ -174,8 +177,8 @@ class Run:
         return symbols / self.seconds if self.seconds else 0.0
 
     def require_better_than_guessing(self) -> None:
-        if self.step and self.evals[self.step] > evaluate.guess_bpb(self.text):
-            raise Diverged("ended worse than a uniform guess")
+        if self.step and self.evals[self.step] > 1.1 * evaluate.guess_bpb(self.text):
+            raise Diverged("ended more than a tenth worse than a uniform guess")
 
     def summary(self) -> dict:
         c, text = self.config, self.text

@@ -23,7 +23,7 @@ from analysis.study import Row, Study, View
 from config import UserError
 
 WIDTH = 8.0  # inches, shown at about 800 pixels
-MOST = 24  # swaps in one figure; more would not be legible
+MOST = 18  # swaps in one figure; more would not be legible
 COLOURS = {WORSE: "#D55E00", BETTER: "#0072B2"}
 OPEN, GREY = "#AA4499", "#777777"  # no verdict either way; the baseline
 STYLE = {
@@ -58,6 +58,8 @@ def draw(study: Study, folder: Path) -> list[Path]:
 
 
 def save(figure: Figure, paths: list[Path]) -> None:
+    figure.get_layout_engine().execute(figure)  # once for all formats: it is the slow part
+    figure.set_layout_engine("none")
     for path in paths:
         out, kind = io.BytesIO(), path.suffix[1:]
         figure.savefig(out, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else {"Software": None})
@@ -117,33 +119,36 @@ def head(figure: Figure, caption: str, width: int) -> None:
 
 def curves(study: Study) -> Figure:
     """All seeds of each swap against the baseline's: dev bits per byte at the checkpoints."""
-    rows = [row for row in study.views[0].swaps if row.variant.done] or [
-        r for r in study.views[0].rows if r.variant.done
-    ]
-    if not rows or not study.steps:
+    rows, rest = most_telling(study.views[0].swaps or study.views[0].rows)
+    bases = list({row.baseline.name: row.baseline.label for row in rows if row.baseline}.values())
+    done = [r for row in rows for v in (row.variant, row.baseline) if v for r in v.done.values()]
+    if not done or not study.steps:
         raise UserError("no finished run: no learning curves to draw")
-    rows, rest = most_telling(rows)
-    base = next((row.baseline for row in rows if row.baseline), None)
-    shown = [v for row in rows for v in (row.variant, row.baseline) if v is not None]
-    points = [[bpb for step, bpb in r["evals"] if step >= study.steps[0]] for v in shown for r in v.done.values()]
-    low, high = min(map(min, points)), max(map(max, points))
+    points = [bpb for r in done for step, bpb in r["evals"] if step >= study.steps[0]]
+    low, span = min(points), max(np.ptp(points), 0.01)
 
     def paint(ax: Axes, row: Row) -> None:
         ends = []
         for variant, paint_in in ((row.baseline, GREY), (row.variant, colour(row))):
-            for record in variant.records if variant else []:
-                x, y = np.array([point for point in record.get("evals", []) if point[0] > 0], float).reshape(-1, 2).T
-                whole = record["seed"] in variant.done
-                ax.plot(x, y, color=paint_in, lw=1.2, ls="-" if whole else ":", marker="o", ms=2.5, alpha=0.85)
+            for finished, dashes in ((True, "-"), (False, ":")) if variant else ():
+                members = [r for r in variant.records if (r["seed"] in variant.done) == finished]
+                x, y = one_line([[p for p in r.get("evals", []) if p[0] > 0] for r in members])
+                ax.plot(x, y, color=paint_in, lw=1.2, ls=dashes, marker="o", ms=2.5, alpha=0.85)
             if variant and variant.done:
                 ends.append((variant.final.mean, paint_in))
-        label_ends(ax, ends, (high - low) * 0.09)
+        label_ends(ax, ends, span * 0.09)
 
     caption = "One line a seed (dotted: not finished), final means at the right."
-    caption += f" Grey: {base.label}." if base else ""
+    caption += f" Grey: {bases[0] if len(bases) == 1 else 'the baseline with the same settings'}." if bases else ""
     figure = panels(rows, paint, caption + rest, "dev bits per byte")
-    figure.axes[0].set_ylim(low - (high - low) * 0.08, high + (high - low) * 0.05)
+    figure.axes[0].set_ylim(low - span * 0.08, low + span * 1.05)
     return figure
+
+
+def one_line(lines: list[list]) -> np.ndarray:
+    """Many lines of (x, y) points as the x and y of a single one with gaps: far faster to draw."""
+    gap = (np.nan, np.nan)
+    return np.array([point for line in lines for point in [*line, gap]], float).reshape(-1, 2).T
 
 
 def label_ends(ax: Axes, ends: list[tuple[float, str]], apart: float) -> None:
@@ -173,6 +178,8 @@ def forest(study: Study) -> Figure:
     seeds = sorted({len(row.final.values) for _, rows, _ in views for row in rows})
     count = f"{seeds[0]} seed" + "s" * (seeds[0] > 1) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
     caption = f"Swap minus baseline: mean and 95% t interval, paired by seed, {count} (small ticks)." + views[0][2]
+    without = [row.variant.label for view in study.views for row in view.swaps if not len(row.final.values)]
+    caption += f" No finished pair of seeds: {'; '.join(without)}." if without else ""
     head(figure, caption, 105)
     return figure
 
@@ -218,7 +225,8 @@ def steps(study: Study) -> Figure:
         ax.axhline(0, color=GREY, lw=1)
         band = [[d.low for d in found], [d.high for d in found]]
         ax.fill_between(study.steps, *band, color=colour(row), alpha=0.18, lw=0)
-        ax.plot(study.steps, np.array([d.values for d in found]), color=colour(row), lw=0.7, alpha=0.6)
+        seeds = [list(zip(study.steps, values, strict=True)) for values in np.transpose([d.values for d in found])]
+        ax.plot(*one_line(seeds), color=colour(row), lw=0.7, alpha=0.6)
         ax.plot(study.steps, [d.mean for d in found], color=colour(row), lw=2, marker="o", ms=3.5)
         end = found[-1].mean
         ax.annotate(

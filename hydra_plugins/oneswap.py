@@ -17,4 +17,4 @@ class LocalLauncher(Launcher):
 
         composed = [self.loader.load_sweep_config(self.config, list(overrides)) for overrides in job_overrides]
         declared = self.config.hydra.sweeper.params or {}
-        raise SystemExit(launch.sweep(composed, job_overrides, declared, jobs=self.jobs, dry=self.dry))
+        raise SystemExit(launch.sweep(composed, job_overrides, declared, width=self.jobs, dry=self.dry))

@@ -57,11 +57,15 @@ def places(tmp_path: Path, text_file: Path) -> list[str]:
 def command(text_file, tmp_path):
     """command("swap=gelu", ...) runs `python train.py` as a person does; keywords go to subprocess."""
 
-    def run(*overrides: str, **options) -> subprocess.CompletedProcess:
-        return subprocess.run(command.line(*overrides), **{**DEFAULTS, "cwd": tmp_path, **options})
+    def line(*overrides: str) -> list[str]:
+        flags = [word for word in overrides if word.startswith("-")]  # Hydra wants -m beside, not among, the overrides
+        rest = [word for word in overrides if word not in flags]
+        return [sys.executable, str(ROOT / "train.py"), *flags, *places(tmp_path, text_file), *rest]
 
-    command = run
-    run.line = lambda *overrides: [sys.executable, str(ROOT / "train.py"), *places(tmp_path, text_file), *overrides]
+    def run(*overrides: str, **options) -> subprocess.CompletedProcess:
+        return subprocess.run(line(*overrides), **{**DEFAULTS, "cwd": tmp_path, **options})
+
+    run.line = line
     return run
 
 

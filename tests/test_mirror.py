@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 import mirror
-import runlog
+import provenance
+import rundir
 from config import Config, RunConfig, TrainConfig, UserError, to_plain
 from runlog import RunLog
 
@@ -70,7 +71,7 @@ def train(config: dict, until=40, mode="offline", leave=None) -> dict[int, dict]
             leave()
         log.finish(SUMMARY, {})
         copy.finish(SUMMARY, 0)
-    return merged(runlog.read_rows(folder))
+    return merged(rundir.read_rows(folder))
 
 
 def merged(rows: list[dict]) -> dict[int, dict]:
@@ -148,14 +149,14 @@ train(a_config(Path(sys.argv[1])), until=35, mode=sys.argv[2], leave=lambda: os.
 
 def killed(tmp_path: Path, mode: str) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path), mode]
-    done = subprocess.run(command, cwd=runlog.ROOT, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=provenance.ROOT, capture_output=True, text=True)
     assert done.returncode == -9, done.stderr
 
 
 def test_killed_and_resumed_is_one_offline_run_with_each_step_once(tmp_path):
     config = a_config(tmp_path)
     killed(tmp_path, "offline")
-    assert len(offline_runs(config)) == 1 and max(merged(runlog.read_rows(folder_of(config)))) == 35
+    assert len(offline_runs(config)) == 1 and max(merged(rundir.read_rows(folder_of(config)))) == 35
     rows = train(config)
     (found,) = offline_runs(config)
     run = inspect(found)
@@ -192,7 +193,7 @@ config["wandb"]["mode"] = "disabled"
 mirror.report(config)
 print("wandb" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=runlog.ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=provenance.ROOT, capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
     assert not list(tmp_path.rglob("wandb"))
 
@@ -335,14 +336,14 @@ def test_sync_without_key_or_runs_is_one_line(tmp_path, capsys):
     assert "holds no run that has ended" in first and "no key for" in second
 
 
-@pytest.mark.parametrize("mode", ["auto", "online"])
 @pytest.mark.parametrize(
-    ("key", "server", "problem"),
+    ("mode", "key", "server", "problem"),
     [
-        (None, "refusing", "no key for"),
-        ("too-short", "refusing", "API key must have 40+ characters"),
-        (KEY, "refusing", "does not answer"),
-        (KEY, "silent", "does not answer"),
+        ("online", None, "refusing", "no key for"),
+        ("online", "too-short", "refusing", "API key must have 40+ characters"),
+        ("online", KEY, "refusing", "does not answer"),
+        ("online", KEY, "silent", "does not answer"),
+        ("auto", KEY, "silent", ""),
     ],
 )
 def test_no_key_or_no_server_means_offline_at_once(tmp_path, monkeypatch, capfd, mode, key, server, problem):
@@ -356,7 +357,7 @@ def test_no_key_or_no_server_means_offline_at_once(tmp_path, monkeypatch, capfd,
         config = a_config(tmp_path)
         rows = train(config, mode=mode)
     said = capfd.readouterr().err.splitlines()
-    assert len(said) == (mode == "online") and all(problem in line for line in said)
+    assert len(said) == (mode == "online") and all(problem in line for line in said)  # auto says nothing
     (found,) = offline_runs(config)
     assert [bare(item) for item in inspect(found).history] == list(rows.values())
 
@@ -379,7 +380,9 @@ train(a_config(Path(sys.argv[1])), mode="auto")
 """
     env = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, cwd=runlog.ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=provenance.ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -409,7 +412,7 @@ def test_a_client_that_dies_costs_one_warning(tmp_path, capfd):
         core.wait()
 
     train(a_config(tmp_path), leave=kill)
-    assert runlog.has_ended(folder_of(a_config(tmp_path)))
+    assert rundir.has_ended(folder_of(a_config(tmp_path)))
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("warning: wandb: ")
 

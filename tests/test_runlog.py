@@ -18,6 +18,8 @@ import torch
 import yaml
 from omegaconf import OmegaConf
 
+import provenance
+import rundir
 import runlog
 from config import Config, RunConfig, TrainConfig, UserError, to_plain
 from runlog import RunLog
@@ -60,7 +62,7 @@ def finished(folder: Path) -> None:
 
 
 def steps(folder: Path, key: str) -> list[int]:
-    return [row["step"] for row in runlog.read_rows(folder) if key in row]
+    return [row["step"] for row in rundir.read_rows(folder) if key in row]
 
 
 def snapshot(folder: Path) -> dict:
@@ -74,7 +76,7 @@ def python(code: str, folder: Path) -> subprocess.Popen:
     head = "import sys; sys.path[:0] = ['tests', '.']; from test_runlog import *\n"
     pipe = subprocess.PIPE
     command = [sys.executable, "-c", head + code, str(folder)]
-    return subprocess.Popen(command, cwd=runlog.ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(command, cwd=provenance.ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
 HOLD = """
@@ -102,10 +104,10 @@ def test_a_whole_run_leaves_its_files_and_no_others(tmp_path):
     names = {path.name for path in (tmp_path / "run").iterdir()}
     expected = {"config.yaml", "provenance.json", "metrics.jsonl", "status.json", "summary.json", "model.pt"}
     assert names == expected
-    found = runlog.read(tmp_path / "run")
+    found = rundir.read(tmp_path / "run")
     assert (found["state"], found["step"], found["summary"]) == ("finished", 40, SUMMARY)
     assert torch.load(tmp_path / "run/model.pt", weights_only=True)["weight"].eq(40).all()
-    assert runlog.state(tmp_path / "run", a_config()) == "finished"
+    assert rundir.state(tmp_path / "run", a_config()) == "finished"
 
 
 def test_a_finished_folder_is_never_written_again(tmp_path):
@@ -116,8 +118,8 @@ def test_a_finished_folder_is_never_written_again(tmp_path):
         with pytest.raises(UserError, match="this run has finished"):
             log.begin(HERE)
         log.status("running")
-    runlog.freeze(tmp_path, a_config() | {"results_dir": "elsewhere"})
-    runlog.note_end(tmp_path, "failed", "no")
+    rundir.freeze(tmp_path, a_config() | {"results_dir": "elsewhere"})
+    rundir.note_end(tmp_path, "failed", "no")
     assert snapshot(tmp_path) == before
 
 
@@ -127,7 +129,7 @@ def test_an_exception_after_the_end_does_not_undo_it(tmp_path):
         train(log, 40)
         log.finish(SUMMARY, weights(40), "diverged", "loss is not finite")
         raise ZeroDivisionError
-    found = runlog.read(tmp_path)
+    found = rundir.read(tmp_path)
     assert (found["state"], found["reason"]) == ("diverged", "loss is not finite")
 
 
@@ -150,15 +152,15 @@ def test_resume_goes_on_from_the_newest_checkpoint_and_no_step_comes_twice(tmp_p
 def test_killed_is_seen_and_the_stale_lock_taken_over(tmp_path):
     process = python(HOLD, tmp_path)
     assert process.stdout.readline() == "ready\n"
-    assert runlog.read(tmp_path)["state"] == "running"
+    assert rundir.read(tmp_path)["state"] == "running"
     with pytest.raises(UserError, match=rf"already being run by pid {process.pid} on host ") as caught:
         RunLog(tmp_path, a_config()).__enter__()
     assert "\n" not in str(caught.value)
-    runlog.note_end(tmp_path, "failed", "not mine to say")
-    assert runlog.read(tmp_path)["state"] == "running"
+    rundir.note_end(tmp_path, "failed", "not mine to say")
+    assert rundir.read(tmp_path)["state"] == "running"
     process.kill()
     process.communicate()
-    found = runlog.read(tmp_path)
+    found = rundir.read(tmp_path)
     assert (found["state"], found["reason"]) == ("interrupted", "killed")
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"step": 30, "lo')  # the kill tore a line
@@ -198,7 +200,7 @@ def test_a_lock_of_another_host_is_named_and_not_broken(tmp_path):
     lock.write_text("filelock/2\nmode=exclusive\npid=77\nhost=elsewhere\n")
     with pytest.raises(UserError, match=r"by pid 77 on host elsewhere; if that is not so, remove .*\.lock"):
         RunLog(tmp_path, a_config()).__enter__()
-    assert lock.exists() and runlog.holder(tmp_path) == (77, "elsewhere")
+    assert lock.exists() and rundir.holder(tmp_path) == (77, "elsewhere")
 
 
 @pytest.mark.parametrize("end", [finished, interrupted])
@@ -207,7 +209,7 @@ def test_another_configuration_is_refused_key_by_key(tmp_path, end):
     other = a_config(train=TrainConfig(steps=40, lr=0.5, save_every=7), seed=4)
     del other["model"]["rope_base"]
     before = snapshot(tmp_path)
-    for refuse in (runlog.freeze, runlog.state, lambda *given: RunLog(*given).__enter__()):
+    for refuse in (rundir.freeze, rundir.state, lambda *given: RunLog(*given).__enter__()):
         with pytest.raises(UserError) as caught:
             refuse(tmp_path, other)
         line = str(caught.value)
@@ -221,21 +223,21 @@ def test_free_keys_may_change_until_the_end(tmp_path):
     interrupted(tmp_path)
     freer = a_config(train=TrainConfig(steps=40, log_every=1)) | {"name": "other"}
     freer["wandb"]["mode"] = "disabled"
-    runlog.freeze(tmp_path, freer)
-    assert to_plain(runlog.thaw(tmp_path)) == freer
+    rundir.freeze(tmp_path, freer)
+    assert to_plain(rundir.thaw(tmp_path)) == freer
 
 
 @pytest.mark.parametrize("value", ["no", "on", "12e34", "1e-3", "null", "NA", "2024-01-01", "~", "1_000", "é: #x"])
 def test_names_survive_every_yaml_reader(tmp_path, value):
     config = a_config() | {"name": value}
     config["run"]["axes"] = {"train.lr": 1e-5, "model.norm": value}
-    runlog.freeze(tmp_path, config)
-    runlog.freeze(tmp_path, config)
+    rundir.freeze(tmp_path, config)
+    rundir.freeze(tmp_path, config)
     text = (tmp_path / "config.yaml").read_text()
     assert (
-        yaml.safe_load(text) == OmegaConf.to_container(OmegaConf.create(text)) == runlog.load(tmp_path / "config.yaml")
+        yaml.safe_load(text) == OmegaConf.to_container(OmegaConf.create(text)) == rundir.load(tmp_path / "config.yaml")
     )
-    assert to_plain(runlog.thaw(tmp_path)) == config
+    assert to_plain(rundir.thaw(tmp_path)) == config
 
 
 def test_any_damaged_bit_is_noticed_or_harmless(tmp_path):
@@ -244,7 +246,7 @@ def test_any_damaged_bit_is_noticed_or_harmless(tmp_path):
         log.save(20, weights(20))
     path, whole = tmp_path / "checkpoint-20.pt", (tmp_path / "checkpoint-20.pt").read_bytes()
     draw, noticed = random.Random(0), 0
-    for place in [*range(0, len(whole), 7), *(draw.randrange(len(whole)) for _ in range(200))]:
+    for place in [*range(0, len(whole), 13), *(draw.randrange(len(whole)) for _ in range(100))]:
         damaged = bytearray(whole)
         damaged[place] ^= 1 << draw.randrange(8)
         path.write_bytes(damaged)
@@ -254,7 +256,7 @@ def test_any_damaged_bit_is_noticed_or_harmless(tmp_path):
             noticed += 1
         else:
             assert torch.equal(state["weight"], weights(20)["weight"]) and state["lr"] == [1e-3]
-    assert noticed > 500  # the weights alone are most of the file
+    assert noticed > 300  # the weights alone are most of the file
 
 
 @pytest.mark.parametrize("damage", ["cut", "bit", "empty"])
@@ -284,7 +286,7 @@ def test_without_a_sound_checkpoint_the_run_starts_over_and_says_so(tmp_path, ca
         train(log, 10)
     assert "starts over from step 0" in capsys.readouterr().err.splitlines()[-1]
     assert steps(tmp_path, "val_bpb") == [0, 10]
-    assert runlog.load(tmp_path / "provenance.json")["threads"] == 2
+    assert rundir.load(tmp_path / "provenance.json")["threads"] == 2
 
 
 @pytest.mark.parametrize("damage", [lambda lines: lines[3:], lambda lines: [*lines[:2], "{\n", *lines[2:]]])
@@ -337,7 +339,7 @@ def test_numbers_that_are_not_finite_are_legal_json(tmp_path):
         log.finish({"final_bpb": float("nan"), "evals": [(0, float("-inf"))]}, {}, "diverged")
     for name in ("metrics.jsonl", "summary.json"):
         json.loads((tmp_path / name).read_text(), parse_constant=lambda name: pytest.fail(name))
-    assert runlog.read_rows(tmp_path) == [{"step": 1, "loss": None, "grad_norm": None}]
+    assert rundir.read_rows(tmp_path) == [{"step": 1, "loss": None, "grad_norm": None}]
 
 
 @pytest.mark.parametrize(
@@ -352,7 +354,7 @@ def test_an_exception_is_noted_as_the_end(tmp_path, error, state, reason):
     with pytest.raises(type(error)), RunLog(tmp_path, a_config()) as log:
         log.begin(HERE)
         raise error
-    found = runlog.read(tmp_path)
+    found = rundir.read(tmp_path)
     assert (found["state"], found["reason"]) == (state, reason)
 
 
@@ -361,7 +363,7 @@ def test_what_changed_between_sittings_equals_no_other_run(tmp_path, capsys):
     for _ in range(2):
         with RunLog(tmp_path, a_config()) as log:
             log.begin(HERE | {"threads": 8})
-    assert runlog.load(tmp_path / "provenance.json") == {"device": "cpu", "threads": "1 then 8"}
+    assert rundir.load(tmp_path / "provenance.json") == {"device": "cpu", "threads": "1 then 8"}
     assert "begun with threads 1, goes on with 8" in capsys.readouterr().err
 
 
@@ -387,19 +389,19 @@ def test_other_peoples_files_and_places_give_one_line(tmp_path):
 def test_damage_is_read_as_damage(tmp_path, name):
     finished(tmp_path)
     (tmp_path / name).write_text("{")
-    found = runlog.read(tmp_path)
+    found = rundir.read(tmp_path)
     assert found["state"] == "damaged" and name in found["reason"]
 
 
 def test_a_kill_between_status_and_summary_is_no_finished_run(tmp_path):
     finished(tmp_path)
     (tmp_path / "summary.json").unlink()
-    assert runlog.read(tmp_path)["state"] == "interrupted" and not runlog.has_ended(tmp_path)
+    assert rundir.read(tmp_path)["state"] == "interrupted" and not rundir.has_ended(tmp_path)
 
 
 def test_tail_follows_a_run_through_a_cut(tmp_path):
     interrupted(tmp_path)
-    tail = runlog.Tail(tmp_path)
+    tail = rundir.Tail(tmp_path)
     with RunLog(tmp_path, a_config()) as log:
         log.begin(HERE)
         assert tail.rows() == []
@@ -413,9 +415,9 @@ def test_tail_follows_a_run_through_a_cut(tmp_path):
 
 
 def test_plan_keeps_all_that_was_ever_planned(tmp_path):
-    runlog.write_plan(tmp_path, ["baseline/seed0", "gelu/seed0"])
-    runlog.write_plan(tmp_path, ["gelu/seed1", "baseline/seed0"])
-    assert runlog.load(tmp_path / "plan.json") == {"runs": ["baseline/seed0", "gelu/seed0", "gelu/seed1"]}
+    rundir.write_plan(tmp_path, ["baseline/seed0", "gelu/seed0"])
+    rundir.write_plan(tmp_path, ["gelu/seed1", "baseline/seed0"])
+    assert rundir.load(tmp_path / "plan.json") == {"runs": ["baseline/seed0", "gelu/seed0", "gelu/seed1"]}
 
 
 def test_identity_is_short_safe_and_one_to_one():
@@ -424,7 +426,7 @@ def test_identity_is_short_safe_and_one_to_one():
     configs += [a_config(), a_config()]
     configs[2]["run"]["variant"] = "gelu train.lr=0.001"
     configs[3]["runs_dir"] = "/elsewhere"
-    names = [runlog.identity(config) for config in configs]
+    names = [rundir.identity(config) for config in configs]
     assert names[0] == names[3] and len(set(names)) == 3
     assert all(len(name) <= 64 and not set(name) - set(f"{string.ascii_letters}{string.digits}_-") for name in names)
 
@@ -436,31 +438,31 @@ def test_provenance_tells_code_and_changes_apart(tmp_path):
 
     (tmp_path / "gpt.py").write_text("a = 1\n")
     (tmp_path / "README.md").write_text("hello\n")
-    bare = runlog.provenance(HERE, tmp_path)
+    bare = provenance.provenance(HERE, tmp_path)
     assert bare["commit"] is bare["dirty"] is bare["diff_sha256"] is None
     git("init", "-q")
     git("add", ".")
     git("commit", "-qm", "x")
-    clean = runlog.provenance(HERE, tmp_path)
+    clean = provenance.provenance(HERE, tmp_path)
     assert len(clean["commit"]) == 40 and clean["dirty"] is False and clean["code_sha256"] == bare["code_sha256"]
     (tmp_path / "README.md").write_text("changed\n")
-    words = runlog.provenance(HERE, tmp_path)
+    words = provenance.provenance(HERE, tmp_path)
     assert words["dirty"] is True and len(words["diff_sha256"]) == 64 and words["code_sha256"] == clean["code_sha256"]
     (tmp_path / "gpt.py").write_text("a = 2\n")
-    assert runlog.provenance(HERE, tmp_path)["code_sha256"] != clean["code_sha256"]
+    assert provenance.provenance(HERE, tmp_path)["code_sha256"] != clean["code_sha256"]
 
 
 def test_provenance_holds_no_names_paths_or_secrets(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "s3cret")
     monkeypatch.setattr(platform, "node", lambda: "secret-host")
-    told = json.dumps(runlog.provenance(HERE))
-    for private in ("s3cret", str(Path.home()), str(runlog.ROOT), "secret-host"):
+    told = json.dumps(provenance.provenance(HERE))
+    for private in ("s3cret", str(Path.home()), str(provenance.ROOT), "secret-host"):
         assert private not in told
     assert {"python", "torch", "cpu", "platform", "code_sha256", "commit"} <= json.loads(told).keys()
 
 
 def test_reading_a_folder_needs_no_torch(tmp_path):
     finished(tmp_path)
-    code = f"import runlog, sys; print(runlog.read({str(tmp_path)!r})['state'], 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=runlog.ROOT, capture_output=True, text=True)
+    code = f"import rundir, sys; print(rundir.read({str(tmp_path)!r})['state'], 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=provenance.ROOT, capture_output=True, text=True)
     assert done.stdout.split() == ["finished", "False"], done.stderr

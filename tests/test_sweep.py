@@ -10,8 +10,8 @@ import time
 import psutil
 import pytest
 
-import launch
-import runlog
+import job as jobs
+import rundir
 from conftest import DEFAULTS
 from test_train import wait_for
 
@@ -30,8 +30,9 @@ def start(command, *overrides, **options):
 
 
 def running(folder):
-    """Process ids of the jobs that train below a folder."""
-    return [p.pid for p in psutil.process_iter(["cmdline"]) if f"{folder}{os.sep}" in " ".join(p.info["cmdline"] or [])]
+    """Process ids of the jobs that train in or below a folder."""
+    processes = psutil.process_iter(["cmdline"])
+    return [p.pid for p in processes if any(word.startswith(str(folder)) for word in p.info["cmdline"] or [])]
 
 
 def test_a_dry_run_lists_and_starts_nothing(command, tmp_path):
@@ -47,7 +48,7 @@ def test_a_second_sweep_runs_nothing_and_a_lost_result_runs_alone(command, tmp_p
     assert first.stdout.count("bits per byte in") == 4 and "too few seeds" in first.stdout
     files = {path: path.stat().st_mtime_ns for path in home(tmp_path).rglob("*") if path.is_file()}
     second = command(*GRID, *FAST)
-    assert second.returncode == 0 and "4 finished before, 0 to train" in second.stdout
+    assert second.returncode == 0 and "4 done before, 0 to train" in second.stdout
     assert files == {path: path.stat().st_mtime_ns for path in home(tmp_path).rglob("*") if path.is_file()}
     tables = sorted((tmp_path / "results").rglob("table.*"))
     before = [path.read_bytes() for path in tables]
@@ -64,13 +65,13 @@ def test_a_killed_job_is_named_and_the_others_go_on(command, tmp_path):
     wait_for(lambda: running(victim) and (victim / "metrics.jsonl").exists())
     os.kill(running(victim)[0], signal.SIGKILL)
     told, _ = sweep.communicate(timeout=200)
-    assert sweep.returncode == launch.FAILED, told
+    assert sweep.returncode == jobs.FAILED, told
     assert "gelu/seed0: FAILED: killed by SIGKILL" in told and str(victim / "log.txt") in told
     assert "3/4" in told or "1/2" in told
-    states = {path.parent.name: runlog.read(path)["state"] for path in (home(tmp_path) / "gelu").glob("seed*/")}
-    assert runlog.read(victim)["state"] == "failed" and list(states.values()).count("failed") <= 2
+    states = {path.parent.name: rundir.read(path)["state"] for path in (home(tmp_path) / "gelu").glob("seed*/")}
+    assert rundir.read(victim)["state"] == "failed" and list(states.values()).count("failed") <= 2
     again = command(*GRID, "train.steps=300", "train.save_every=10", "hydra.launcher.jobs=2")
-    assert again.returncode == 0 and "3 finished before, 1 to train" in again.stdout
+    assert again.returncode == 0 and "3 done before, 1 to train" in again.stdout
 
 
 def test_ctrl_c_stops_every_job_with_a_resume_point(command, tmp_path):
@@ -81,7 +82,7 @@ def test_ctrl_c_stops_every_job_with_a_resume_point(command, tmp_path):
     told, _ = sweep.communicate(timeout=60)
     assert sweep.returncode == 130 and "Traceback" not in told, told
     assert not running(home(tmp_path))
-    assert {runlog.read(path.parent)["state"] for path in home(tmp_path).rglob("metrics.jsonl")} == {"interrupted"}
+    assert {rundir.read(path.parent)["state"] for path in home(tmp_path).rglob("metrics.jsonl")} == {"interrupted"}
     assert len(list(home(tmp_path).rglob("checkpoint-*.pt"))) >= 2
 
 
@@ -91,7 +92,7 @@ def test_no_job_outlives_a_killed_driver(command, tmp_path):
     sweep.kill()
     sweep.communicate(timeout=60)
     wait_for(lambda: not running(home(tmp_path)))
-    assert all(runlog.read(path.parent)["state"] == "interrupted" for path in home(tmp_path).rglob("metrics.jsonl"))
+    assert all(rundir.read(path.parent)["state"] == "interrupted" for path in home(tmp_path).rglob("metrics.jsonl"))
 
 
 def test_axes_name_the_variant_and_survive_as_values(command, tmp_path):
@@ -101,7 +102,7 @@ def test_axes_name_the_variant_and_survive_as_values(command, tmp_path):
         path.name for path in home(tmp_path, "rates-words").iterdir() if path.is_dir() and path.name != "wandb"
     )
     assert names == ["baseline,train.lr=0.0003", "baseline,train.lr=0.001"]
-    frozen = runlog.thaw(home(tmp_path, "rates-words") / names[0] / "seed0")
+    frozen = rundir.thaw(home(tmp_path, "rates-words") / names[0] / "seed0")
     assert frozen.train.lr == 3e-4 and frozen.run.axes == {"train.lr": 3e-4}
 
 
@@ -131,7 +132,7 @@ def test_a_conflict_with_earlier_runs_stops_the_sweep_before_the_first_job(comma
 def test_every_run_keeps_its_frozen_configuration(command, tmp_path):
     """A job reads the file in its folder alone, so that an edit of conf/ in mid-sweep changes nothing."""
     assert command(*GRID, "train.steps=2").returncode == 0
-    frozen = runlog.thaw(home(tmp_path) / "gelu" / "seed1")
+    frozen = rundir.thaw(home(tmp_path) / "gelu" / "seed1")
     assert (frozen.model.mlp, frozen.seed, frozen.train.steps, frozen.run.variant) == ("gelu", 1, 2, "gelu")
     assert "${" not in (home(tmp_path) / "gelu" / "seed1" / "config.yaml").read_text()
     provenance = json.loads((home(tmp_path) / "gelu" / "seed1" / "provenance.json").read_text())

@@ -1,0 +1,108 @@
+"""The local engine: jobs as child processes, side by side on this machine."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import machine
+import rundir
+from plan import Job
+from progress import Board
+from stopping import Stopped, stop_signals
+
+LOOK_EVERY = 0.2  # seconds between looks at the children
+SCRIPT = Path(__file__).with_name("job.py")
+
+
+class Pool:
+    """Runs jobs, at most `width` at once. A job's failure is its own: the others go on."""
+
+    def __init__(self, jobs: list[Job], width: int):
+        self.waiting, self.width = list(jobs), width
+        self.children: dict[int, Child] = {}  # slot -> child
+        self.board = Board({job.name: job.config.train.steps for job in jobs})
+
+    def run(self) -> None:
+        """Returns when every job has ended, well or not. Raises Stopped after each has saved a resume point."""
+        with self.board, stop_signals() as stopped:
+            while self.children or (self.waiting and not stopped()):
+                for slot in range(self.width):
+                    if slot not in self.children and self.waiting and not stopped():
+                        self.children[slot] = Child(self.waiting.pop(0), slot)
+                for slot, child in list(self.children.items()):
+                    if stopped():
+                        child.ask_to_stop()
+                    self.look_at(slot, child)
+                time.sleep(LOOK_EVERY)
+        if stopped():
+            raise Stopped(stopped())
+
+    def look_at(self, slot: int, child: "Child") -> None:
+        code = child.process.poll()
+        for row in child.tail.rows():
+            self.board.row(child.job.name, row)
+        if code is not None:
+            del self.children[slot]
+            child.bury(code)
+            self.board.done(child.job.name, describe(child.job))
+
+
+class Child:
+    """One job in a process of its own. It hears from the driver by a pipe that closes when the driver dies."""
+
+    def __init__(self, job: Job, slot: int):
+        self.job, self.asked = job, False
+        self.tail = rundir.Tail(job.folder)
+        env = {**os.environ, "OMP_NUM_THREADS": str(job.config.machine.threads)}
+        if gpus := visible_gpus(job):
+            env["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+        with open(job.folder / "log.txt", "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(SCRIPT), str(job.folder)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=env,
+                start_new_session=True,  # Ctrl-C reaches the driver alone, which passes it on
+            )
+
+    def ask_to_stop(self) -> None:
+        if not self.asked:
+            self.asked = True
+            self.process.send_signal(signal.SIGINT)
+
+    def bury(self, code: int) -> None:
+        """Note an end that the job could not note itself."""
+        self.process.stdin.close()
+        if code < 0:
+            state = "interrupted" if self.asked else "failed"
+            rundir.note_end(self.job.folder, state, f"killed by {signal.Signals(-code).name}")
+        elif code and rundir.read(self.job.folder)["state"] == "missing":
+            rundir.note_end(self.job.folder, "failed", f"ended with exit status {code} before it began")
+
+
+def side_by_side(job: Job) -> int:
+    """How many runs at once: one per GPU, else as many as the cores hold."""
+    return len(visible_gpus(job)) or max(1, machine.cores() // (job.config.machine.threads or 1))
+
+
+def visible_gpus(job: Job) -> list[str]:
+    """The GPUs that jobs may be given, by the names that CUDA_VISIBLE_DEVICES knows. Opens no device."""
+    if job.config.machine.device not in ("auto", "cuda") or not torch.cuda.is_available():
+        return []
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return given.split(",") if given else [str(n) for n in range(torch.cuda.device_count())]
+
+
+def describe(job: Job) -> str:
+    """One line about a job that has ended: its number, or why there is none and where to look."""
+    part = rundir.read(job.folder)
+    if part["state"] == "finished":
+        return f"{job.name}: {part['summary']['final_bpb']:.3f} bits per byte in {part['summary']['train_s']:.0f} s"
+    log = job.folder / "log.txt"
+    return f"{job.name}: {part['state'].upper()}: {part['reason']}" + (f" (see {log})" if log.exists() else "")

@@ -1,0 +1,80 @@
+"""The figures exist, hold what they should, keep to their frame, and come out the same again."""
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from analysis import plots
+from analysis.study import study
+from config import UserError
+from records import FINALS, altered, sweep
+
+FIGURES = {"curves": plots.curves, "forest": plots.forest, "steps": plots.steps}
+MANY = {
+    "baseline": 2.55,
+    **{f"swap {n} of {n} with a label of many words $x_": 2.55 + 0.02 * (n - 4) for n in range(12)},
+}
+SHAPES = {
+    "one swap, two seeds": lambda: sweep({"baseline": 2.55, "gelu": 2.74}, seeds=(0, 1)),
+    "four swaps": sweep,
+    "twelve swaps, eight seeds": lambda: sweep(MANY, seeds=range(8)),
+    "one seed": lambda: sweep(seeds=(0,)),
+    "one checkpoint": lambda: sweep(steps=(20,)),
+    "no spread": lambda: sweep(dict.fromkeys(FINALS, 2.5), sd=0),
+    "missing seeds": lambda: altered(
+        altered(sweep(), "gelu/seed1", state="diverged", evals=[[0, 6.6], [200, None]]),
+        "baseline/seed2",
+        state="failed",
+    ),
+    "rates": lambda: sweep(**{"train.lr": 1e-3}) + sweep(**{"train.lr": 3e-3}),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_figures_exist_are_not_empty_and_nothing_is_cut_off(shape, tmp_path):
+    made = plots.draw(study(SHAPES[shape]()), tmp_path)
+    assert [path.name for path in made] == ["curves.png", "forest.png", "steps.png"]
+    for path in made:
+        pixels = matplotlib.image.imread(path)[..., :3]
+        dark = (pixels < 0.9).any(-1)
+        assert pixels.shape[1] >= 1100 and 0.005 < dark.mean() < 0.5
+        edge = np.concatenate([dark[:3].ravel(), dark[-3:].ravel(), dark[:, :3].ravel(), dark[:, -3:].ravel()])
+        assert not edge.any()
+        assert path.with_suffix(".svg").read_text().rstrip().endswith("</svg>")
+
+
+def test_the_same_records_give_the_same_svg(tmp_path):
+    for folder in ("a", "b"):
+        plots.draw(study(sweep()), tmp_path / folder)
+    for name in FIGURES:
+        one, two = ((tmp_path / folder / f"{name}.svg").read_bytes() for folder in ("a", "b"))
+        assert one == two and b"<dc:date>" not in one
+
+
+def test_every_swap_and_its_verdict_stand_beside_the_marks():
+    found = study(sweep())
+    for name, figure in FIGURES.items():
+        words = " ".join(text.get_text() for text in figure(found).findobj(matplotlib.text.Text))
+        for row in found.views[0].swaps:
+            assert row.variant.label in words and row.verdict in words, name
+    assert "+0.18" in words or "+0.19" in words
+
+
+def test_more_swaps_than_fit_are_told():
+    records = sweep({"baseline": 2.5, **{f"s{n}": 2.5 + 0.01 * n for n in range(plots.MOST + 2)}}, seeds=(0, 1))
+    figure = plots.curves(study(records))
+    assert f"The {plots.MOST} of {plots.MOST + 2} swaps that differ most" in figure.get_suptitle().replace("\n", " ")
+
+
+def test_without_numbers_there_is_no_figure_and_an_old_one_goes(tmp_path):
+    found = study(sweep())
+    plots.draw(found, tmp_path)
+    nothing = study([r | {"state": "failed"} for r in sweep()])
+    for figure in FIGURES.values():
+        with pytest.raises(UserError, match="to draw"):
+            figure(nothing)
+    assert plots.draw(nothing, tmp_path) == [] and list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_without_a_baseline_has_its_curves(tmp_path):
+    assert [p.name for p in plots.draw(study(sweep({"gelu": 2.7, "learned": 3.0})), tmp_path)] == ["curves.png"]
