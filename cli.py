@@ -14,8 +14,8 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-import machine
 from config import Config, UserError, keys, no_such
+from storage.files import first_line
 
 ROOT = Path(__file__).parent
 GROUPS = ("swap", "scale", "text", "sweeps")
@@ -32,6 +32,8 @@ def in_one_line(call: Callable, *args) -> int:
     """What `call` returns, or 2 and one line on stderr for a mistake of the person who typed the command."""
     try:
         return call(*args)
+    except KeyboardInterrupt:  # before there was anything to save
+        return 130
     except (UserError, HydraException, OmegaConfBaseException) as error:
         print(f"oneswap: {one_line(error)}", file=sys.stderr)
         return 2
@@ -39,7 +41,7 @@ def in_one_line(call: Callable, *args) -> int:
 
 @hydra.main(version_base="1.3", config_path=str(ROOT / "conf"), config_name="config")
 def entry(composed: DictConfig) -> None:
-    import launch
+    from engine import launch
 
     raise SystemExit(in_one_line(launch.single, with_hydra(composed)))
 
@@ -78,9 +80,9 @@ def one_line(error: BaseException) -> str:
         return f"{group}={name}: {no_such(name, options.split())}"
     if text.startswith("Error merging override") and error.__cause__:
         override = text.removeprefix("Error merging override").strip()
-        return f"{override}: {machine.first_line(error.__cause__)}"
+        return f"{override}: {first_line(error.__cause__)}"
     if isinstance(error, OverrideParseException):
-        return f"{error.override}: not of the form KEY=VALUE ({machine.first_line(error)})"
+        return f"{error.override}: not of the form KEY=VALUE ({first_line(error)})"
     lines = [line.strip() for line in text.splitlines()]
     return " ".join(line for line in lines if line and not line.startswith(("object_type=", "See https://hydra")))
 

@@ -125,7 +125,7 @@ class TextConfig:
 
 @dataclass
 class MachineConfig:
-    device: str = "auto"  # auto | cpu | cuda | cuda:N | mps
+    device: str = "auto"  # auto | cpu | cuda | cuda:N
     precision: Precision = Precision.auto
     threads: int | None = None  # CPU threads of a run; null: 1 in a sweep, all cores alone
     compile: bool = False  # torch.compile
@@ -169,8 +169,8 @@ class Config:
 
 # A finished or half-finished run may be met again with other values of these: they name or place
 # a run, or decide what is written down of it, and never move a weight.
-FREE = ("about", "wandb", "runs_dir", "results_dir", "name", "machine.device", "machine.threads",
-        "train.log_every", "train.save_every", "eval.batch_size")  # fmt: skip
+FREE = ("about", "wandb", "runs_dir", "results_dir", "name", "machine.device", "machine.threads", "machine.precision",
+        "train.log_every", "train.save_every", "eval.batch_size", "text.path")  # fmt: skip
 
 
 def check(c: Config) -> None:
@@ -178,15 +178,13 @@ def check(c: Config) -> None:
     least = {  # key -> smallest value
         "seed": 0, "model.n_layer": 1, "model.n_head": 1, "model.d_model": 1, "model.context": 1, "model.mlp_width": 1,
         "train.steps": 0, "train.batch_size": 1, "train.warmup": 0, "train.weight_decay": 0, "train.log_every": 1,
-        "train.save_every": 1, "eval.stride": 1, "eval.batch_size": 1, "text.train_bytes": 1, "text.dev_bytes": 1,
-        "text.bpe_vocab": 256, "machine.threads": 1,
+        "train.save_every": 1, "eval.stride": 1, "eval.batch_size": 1, "machine.threads": 1,
     }  # fmt: skip
     rules = [(key, lambda v, low=low: v is None or v >= low, f"at least {low}") for key, low in least.items()]
     positive = ("model.norm_eps", "model.rope_base", "train.lr", "train.grad_clip")
     rules += [(key, lambda v: 0 < v < float("inf"), "above 0") for key in positive]
     rules += [(key, lambda v: 0 <= v < 1, "in [0, 1)") for key in ("model.dropout", "train.beta1", "train.beta2")]
     rules += [
-        ("text.dev_fraction", lambda v: 0 < v < 1, "between 0 and 1"),
         ("train.checkpoints", lambda v: all(step >= 0 for step in v), "steps of at least 0"),
         ("train.warmup", lambda v: v <= max(c.train.steps, 0), f"at most train.steps={c.train.steps}"),
         ("eval.stride", lambda v: v is None or v <= c.model.context, f"at most model.context={c.model.context}"),

@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis import runs
-from analysis.numbers import interval, signed
 from analysis.stats import BETTER, WORSE
 from analysis.study import Row, Study, View
+from analysis.words import interval, signed
 from config import UserError
 
 WIDTH = 8.0  # inches, shown at about 800 pixels

@@ -9,6 +9,7 @@ from analysis import stats
 from analysis.runs import PROTOCOL
 from analysis.stats import Difference
 from analysis.study import RATE, Row, Study, study
+from analysis.words import NONE, interval, signed
 
 SOURCE = Path(__file__).parent.parent / "data" / "published.yaml"
 AGREES, DISAGREES, UNKNOWN = "agrees", "disagrees", "cannot tell"
@@ -136,10 +137,38 @@ def closing(row: Row, mine: int) -> tuple[Difference, str, str]:
     return change, DISAGREES if change.low > 0 else UNKNOWN, f"change of the difference {since}"
 
 
+def table(checks: list[Check]) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows."""
+    heads = ["swap", "the post", "its difference", "our difference [95%]", "at our step", "verdict", "because"]
+    rows = []
+    for c in checks:
+        theirs = " to ".join(dict.fromkeys(signed(x) for x in (min(c.theirs), max(c.theirs)))) if c.theirs else NONE
+        rows.append([c.label, c.claim, theirs, interval(c.ours), str(c.step), c.verdict, c.why])
+    return heads, rows
+
+
+def lines(checks: list[Check]) -> list[str]:
+    """The same for a terminal."""
+    rows = table(checks)[1]
+    return [
+        f"{label}: post {claim}{f' ({theirs})' if theirs != NONE else ''}; ours {ours} at step {step}: {word} ({why})"
+        for label, claim, theirs, ours, step, word, why in rows
+    ]
+
+
+def caption(checks: list[Check], title: str) -> str:
+    sections = "; ".join(dict.fromkeys(f'"{c.section}"' for c in checks))
+    return (
+        f'Published in "{title}", sections {sections}, on another text. At scale `blog` the same step is compared; '
+        "at other scales only the direction, at our checkpoint nearest to the post's step. "
+        "A tie is confirmed only where our whole interval lies within the stated tolerance."
+    )
+
+
 def compare(old: list[dict], new: list[dict]) -> list[str]:
     """How `new` records of a sweep stand to those committed before: one line a variant, [] where nothing is shared."""
     before = {row.variant.name: row for row in study(old).views[0].rows if row.variant.done}
-    lines = []
+    told = []
     for row in study(new).views[0].rows:
         v, past = row.variant, before.get(row.variant.name)
         if not past or not v.done:
@@ -151,8 +180,8 @@ def compare(old: list[dict], new: list[dict]) -> list[str]:
             line += f"; {row.verdict}, " + ("as committed" if same else f"committed: {past.verdict}")
         if protocol(v.done) != protocol(past.variant.done):
             line += "; not comparable: other text or evaluation"
-        lines.append(line)
-    return lines
+        told.append(line)
+    return told
 
 
 def protocol(done: dict[int, dict]) -> list:

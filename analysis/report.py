@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from analysis import plots, published, runs, tables
-from analysis.numbers import interval
 from analysis.study import Study, study
+from analysis.words import interval
 from config import UserError
 
 START, END = "<!-- results:start -->", "<!-- results:end -->"
@@ -99,7 +99,7 @@ def terminal(found: Study, checks: list, gaps: list[str], words: list[str], fold
     parts.append("\n".join(lines) if len(lines) <= MOST_LINES else f"{len(lines)} runs, one by one in report.md.")
     parts.append("\n".join([*found.notes, tables.anchors(found)]).strip())
     if checks:
-        parts.append("\n".join(["Beside the post's numbers:", *(f"  {line}" for line in tables.check_lines(checks))]))
+        parts.append("\n".join(["Beside the post's numbers:", *(f"  {line}" for line in published.lines(checks))]))
     parts += ["\n".join(words), "\n".join(f"not finished: {gap}" for gap in gaps)]
     parts.append(f"Tables, figures and report.md: {folder}")
     return "\n\n".join(part for part in parts if part)

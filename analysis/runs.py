@@ -19,6 +19,10 @@ from config import UserError
 STATES = ("finished", "diverged", "failed", "interrupted", "running")
 FILES = ("config.yaml", "provenance.json", "status.json", "summary.json", "metrics.jsonl")
 NOT_CONFIG = ("run", "about", "wandb", "name", "runs_dir", "results_dir")  # names and places, no knobs
+NUMBERS = (  # of summary.json
+    "final_bpb", "best_bpb", "best_step", "passes", "params.total", "params.non_embedding", "baseline_non_embedding",
+    "flops_per_token", "kv_bytes_per_token", "tokens_per_s", "peak_mb",
+)  # fmt: skip
 PROTOCOL = ("context", "stride", "precision", "kind", "text_sha256")  # how a run was evaluated
 MACHINE = ("compile", "threads", "device", "device_name", "precision")  # what it was trained on
 
@@ -92,7 +96,8 @@ def mapping(path: Path, bad: list[str]) -> dict:
         text = path.read_bytes().decode()
         found = yaml.load(text, YAML) if path.suffix == ".yaml" else json.loads(text, parse_constant=lambda name: None)
         if path.suffix == ".yaml":
-            nested = (found.get(key) or {} for key in ("about", "text", "run"))
+            nested = [found.get(key) or {} for key in ("about", "text", "run")]
+            nested.append(nested[-1].get("axes") or {})
             found = found if all(isinstance(section, dict) for section in nested) else None
         if isinstance(found, dict):
             return found
@@ -135,10 +140,8 @@ def judge(status: dict, summary: dict, evals: list, bad: list[str]) -> tuple[str
     if not bad and state == "finished":
         if not summary:
             bad = ["summary.json is not there"]
-        elif not all(isinstance(summary.get(key), float) for key in ("final_bpb", "best_bpb")):
-            bad = ["summary.json has no final_bpb or no best_bpb"]
-        elif not all(isinstance(summary.get(key), dict) for key in ("params", "protocol", "anchors")):
-            bad = ["summary.json lacks params, protocol or anchors"]
+        elif lacking := lacks(summary):
+            bad = [f"summary.json lacks {', '.join(lacking)}"]
         elif not evals or evals[-1][0] != status.get("steps", evals[-1][0]) or any(bpb is None for _, bpb in evals):
             bad = ["metrics.jsonl lacks evaluations"]
     if bad:
@@ -148,6 +151,14 @@ def judge(status: dict, summary: dict, evals: list, bad: list[str]) -> tuple[str
     if state not in STATES:
         return "damaged", f"status.json: unknown state {state}"
     return state, str(status.get("reason") or "")
+
+
+def lacks(summary: dict) -> list[str]:
+    """What the tables need of a finished run and do not find as a number or, for the last two, as a mapping."""
+    numbers = flat(summary)
+    return [key for key in NUMBERS if not isinstance(numbers.get(key), int | float)] + [
+        key for key in ("protocol", "anchors") if not isinstance(summary.get(key), dict)
+    ]
 
 
 def axes_of(variant: str) -> dict:

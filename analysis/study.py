@@ -95,7 +95,7 @@ def study(records: list[dict]) -> Study:
     notes = [note for view in views for row in view.rows for note in row_notes(row)] + grid_notes(grid)
     if not any(v.swap == BASELINE for v in variants):
         notes = ["There is no baseline among these runs, so no differences."]
-    notes += [note for v in variants for note in code_notes(v)]
+    notes += [note for view in views for row in view.rows for note in code_notes(row)]
     notes = list(dict.fromkeys(notes))  # two views may tell the same
     return Study(records[0]["scale"], records[0]["sweep"], variants, steps, views, grid, gaps, notes)
 
@@ -129,7 +129,7 @@ def bpb(record: dict, step: int) -> float:
 
 def told(record: dict) -> str:
     """A run's state and why, in words."""
-    return record["state"] + (f": {record['reason']}" if record["reason"] else "")
+    return " ".join(f"{record['state']}: {record['reason']}".rstrip(": ").split())
 
 
 def plain(variants: list[Variant]) -> list[tuple]:
@@ -230,12 +230,21 @@ def grid_notes(grid: dict[tuple, dict[float, Variant]]) -> list[str]:
     return notes
 
 
-def code_notes(v: Variant) -> list[str]:
-    """Seeds of one variant that ran different code are averaged only with a word about it."""
-    seeds = defaultdict(list)
+def code_notes(row: Row) -> list[str]:
+    """Seeds that ran different code are averaged, and compared with the baseline, only with a word about it."""
+    mine, base = codes(row.variant), codes(row.baseline) if row.baseline else {}
+    notes = []
+    if len(mine) > 1:
+        parts = "; ".join(f"{', '.join(seeds)}: {code}" for code, seeds in mine.items())
+        notes.append(f"{row.variant.label}: its seeds did not run the same code ({parts}).")
+    if len(mine) == len(base) == 1 and mine.keys() != base.keys():
+        notes.append(f"{row.variant.label}: ran code {next(iter(mine))}, its baseline code {next(iter(base))}.")
+    return notes
+
+
+def codes(v: Variant) -> dict[str, list[str]]:
+    """Code hash -> the finished seeds that ran it."""
+    found = defaultdict(list)
     for seed, record in v.done.items():
-        seeds[str(record["provenance"].get("code_sha256"))[:8]].append(f"seed{seed}")
-    if len(seeds) < 2:
-        return []
-    parts = "; ".join(f"{', '.join(names)}: {code}" for code, names in seeds.items())
-    return [f"{v.label}: its seeds did not run the same code ({parts})."]
+        found[str(record["provenance"].get("code_sha256"))[:8]].append(f"seed{seed}")
+    return found

@@ -7,10 +7,23 @@ import re
 import numpy as np
 from tabulate import tabulate
 
-from analysis.numbers import DASH, HARD, MINUS, NONE, TIMES, human, interval, millions, plain_number, signed, spread
+from analysis import published
 from analysis.published import Check
 from analysis.stats import ALPHA, POWER
 from analysis.study import RATE, Row, Study, Variant, View, told
+from analysis.words import (
+    DASH,
+    HARD,
+    MINUS,
+    NONE,
+    TIMES,
+    human,
+    interval,
+    millions,
+    plain_number,
+    post_line,
+    spread,
+)  # fmt: skip
 
 MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\`*_[]|~<>$#"} | {"&": "&amp;"})
 LATEX = str.maketrans(
@@ -133,13 +146,6 @@ def made(study: Study) -> str:
     return ""
 
 
-def post_line(label: str, evals, passes: float | None) -> str:
-    """One run as the post prints it. `label` ends in the seed; `evals`: step -> bpb, or pairs."""
-    points = [(int(step), bpb) for step, bpb in dict(evals).items() if bpb is not None]
-    line = f"{label}: " + " / ".join(f"{step}: {bpb:.3f}" for step, bpb in points if step > 0)
-    return line + (f"  ({passes:.{0 if passes >= 9.5 else 1}f} passes)" if passes else "")
-
-
 def post_lines(study: Study) -> list[str]:
     """All runs in the post's order, seed by seed; a run without a result says why after what it reached."""
     width = max(len(v.label) for v in study.variants)
@@ -151,24 +157,6 @@ def post_lines(study: Study) -> list[str]:
         line = post_line(f"{v.label:<{width}} s{seed}", record.get("evals", []), passes)
         lines.append(line if done else f"{line}  ({told(record)})")
     return lines
-
-
-def checks_table(checks: list[Check]) -> Table:
-    heads = ["swap", "the post", "its difference", "our difference [95%]", "at our step", "verdict", "because"]
-    rows = []
-    for c in checks:
-        theirs = " to ".join(dict.fromkeys(signed(x) for x in (min(c.theirs), max(c.theirs)))) if c.theirs else NONE
-        rows.append([c.label, c.claim, theirs, interval(c.ours), str(c.step), c.verdict, c.why])
-    return heads, rows
-
-
-def check_lines(checks: list[Check]) -> list[str]:
-    """The same for a terminal."""
-    rows = checks_table(checks)[1]
-    return [
-        f"{label}: post {claim}{f' ({theirs})' if theirs != NONE else ''}; ours {ours} at step {step}: {word} ({why})"
-        for label, claim, theirs, ours, step, word, why in rows
-    ]
 
 
 def markdown_table(table: Table) -> str:
@@ -201,17 +189,12 @@ def markdown(study: Study, checks: list[Check], title: str = "") -> str:
     fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", lines)), 3)
     parts += ["#### Run by run", f"{fence}text\n{lines}\n{fence}"]
     if checks:
-        parts += ["#### Beside the post's numbers", markdown_table(checks_table(checks)), checks_caption(checks, title)]
+        parts += [
+            "#### Beside the post's numbers",
+            markdown_table(published.table(checks)),
+            published.caption(checks, title),
+        ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def checks_caption(checks: list[Check], title: str) -> str:
-    sections = "; ".join(dict.fromkeys(f'"{c.section}"' for c in checks))
-    return (
-        f'Published in "{title}", sections {sections}, on another text. At scale `blog` the same step is compared; '
-        "at other scales only the direction, at our checkpoint nearest to the post's step. "
-        "A tie is confirmed only where our whole interval lies within the stated tolerance."
-    )
 
 
 def latex(study: Study) -> str:

@@ -13,7 +13,7 @@ class LocalLauncher(Launcher):
         self.loader, self.config = hydra_context.config_loader, config
 
     def launch(self, job_overrides, initial_job_idx):
-        import launch
+        from engine import launch
 
         composed = [self.loader.load_sweep_config(self.config, list(overrides)) for overrides in job_overrides]
         declared = self.config.hydra.sweeper.params or {}

@@ -17,7 +17,7 @@ def attend(q, k, v, dropout: Dropout):
     """Causal softmax attention over (B, heads, T, head size): the one score path.
 
     On a GPU torch's fused kernel; on a CPU plain matrix products, which compute the same and are
-    half again as fast there, backward pass included (`make bench` shows it).
+    half again as fast there, backward pass included.
     """
     if q.device.type != "cpu":
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout.p if dropout.training else 0.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from config import Config
-from plan import Freezer, Job
+from engine.plan import Freezer, Job
 
 ROOT = Path(__file__).parents[1]
 SWAPS = sorted(path.stem for path in (ROOT / "conf/swap").glob("*.yaml"))

@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import corpus as corpora
-import evaluate
 import gpt
-import machine
 from config import Kind, MachineConfig, Precision
+from text import corpus
+from training import evaluate, machine
 
 
 @pytest.fixture
@@ -45,14 +44,14 @@ def slow_nats(model, text, context, stride):
 @pytest.mark.parametrize("stride", [None, 5])
 def test_equals_a_slow_reference(config, stride):
     config.text.dev_bytes, config.eval.stride = 400, stride
-    text = corpora.load(config.text)
+    text = corpus.load(config.text)
     model = model_of(config, text).eval()
     fast = evaluate.dev_nats(model, text, config, settle())
     assert fast == pytest.approx(slow_nats(model, text, config.model.context, stride or config.model.context), rel=1e-5)
 
 
 def test_batch_size_and_dropout_do_not_move_it(config):
-    text = corpora.load(config.text)
+    text = corpus.load(config.text)
     found = []
     for size, dropout in ((1, 0.0), (7, 0.0), (64, 0.5), (64, 0.5)):
         config.eval.batch_size = size
@@ -62,10 +61,10 @@ def test_batch_size_and_dropout_do_not_move_it(config):
 
 
 def test_bf16_is_within_a_hundredth_of_a_bit(config):
-    text = corpora.load(config.text)
+    text = corpus.load(config.text)
     model = model_of(config, text)
     bits = [
-        corpora.bits_per_byte(evaluate.dev_nats(model, text, config, settle(p)), text)
+        corpus.bits_per_byte(evaluate.dev_nats(model, text, config, settle(p)), text)
         for p in (Precision.fp32, Precision.bf16)
     ]
     assert bits[0] != bits[1] and abs(bits[0] - bits[1]) < 0.01
@@ -74,10 +73,10 @@ def test_bf16_is_within_a_hundredth_of_a_bit(config):
 @pytest.mark.parametrize("kind", list(Kind))
 def test_a_uniform_model_costs_log2_of_the_vocabulary_per_symbol(config, emoji_text, kind):
     config.text.path, config.text.kind, config.text.dev_bytes, config.text.bpe_vocab = str(emoji_text), kind, None, 280
-    text = corpora.load(config.text)
+    text = corpus.load(config.text)
     model = model_of(config, text)
     torch.nn.init.zeros_(model.embedding.weight)
-    measured = corpora.bits_per_byte(evaluate.dev_nats(model, text, config, settle()), text)
+    measured = corpus.bits_per_byte(evaluate.dev_nats(model, text, config, settle()), text)
     dev = emoji_text.read_bytes()[-text.dev_bytes :]
     symbols = {Kind.char: len(dev.decode()), Kind.byte: len(dev)}.get(kind, text.dev_symbols)
     unseen = dev.decode().count("🎈") if kind is Kind.char else 0  # 16 bits for each escape, 8 for each of 4 bytes

@@ -13,11 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-import mirror
-import provenance
-import rundir
 from config import Config, RunConfig, TrainConfig, UserError, to_plain
-from runlog import RunLog
+from storage import mirror, provenance, rundir
+from storage.runlog import RunLog
 
 KEY = "k" * 40
 SUMMARY = {"final_bpb": 2.5, "tokens_per_s": 99.0, "params": {"total": 7}, "evals": [[0, 8.0]]}
@@ -184,7 +182,7 @@ def test_disabled_leaves_wandb_alone(tmp_path):
     code = f"""
 import sys
 sys.path[:0] = ["tests", "."]
-import mirror
+from storage import mirror
 assert "wandb" not in sys.modules
 from test_mirror import *
 config = a_config(Path({str(tmp_path)!r}))

@@ -4,14 +4,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import machine
-import optim
 from config import MachineConfig, ModelConfig, Precision, TrainConfig, UserError, check, from_plain
 from gpt import GPT, stream
 from parts.attention import attend
 from parts.dropout import Dropout, keep_mask
 from parts.norms import NORMS
 from parts.positions import RoPE
+from training import machine, optim
 
 
 def test_norms_of_three_and_four():
@@ -96,7 +95,7 @@ def test_a_network_that_cannot_be_is_refused_by_name(section, key, value):
     [
         {"train": {"steps": -1}}, {"train": {"lr": 0}}, {"train": {"lr": float("nan")}}, {"model": {"dropout": 1.0}},
         {"model": {"n_layer": 0}}, {"eval": {"stride": 500}}, {"train": {"warmup": 10_000}}, {"seed": -1},
-        {"train": {"checkpoints": [-5]}}, {"text": {"dev_fraction": 0.0}}, {"machine": {"threads": 0}},
+        {"train": {"checkpoints": [-5]}}, {"machine": {"threads": 0}},
     ],
 )  # fmt: skip
 def test_numbers_outside_their_range_are_refused_by_name(wrong):

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-import corpus
 from config import Split, TextConfig, UserError
 from data import prepare
+from text import corpus
 
-ROOT = Path(corpus.__file__).parent
+ROOT = Path(__file__).parents[1]
 TEXT = b"To be, or not to be: that is the question.\n" * 500
 
 

@@ -18,11 +18,9 @@ import torch
 import yaml
 from omegaconf import OmegaConf
 
-import provenance
-import rundir
-import runlog
 from config import Config, RunConfig, TrainConfig, UserError, to_plain
-from runlog import RunLog
+from storage import provenance, rundir, runlog
+from storage.runlog import RunLog
 
 HERE = {"device": "cpu", "threads": 1}  # provenance of these runs
 SUMMARY = {"final_bpb": 2.5, "params": {"total": 3}}
@@ -463,6 +461,8 @@ def test_provenance_holds_no_names_paths_or_secrets(monkeypatch):
 
 def test_reading_a_folder_needs_no_torch(tmp_path):
     finished(tmp_path)
-    code = f"import rundir, sys; print(rundir.read({str(tmp_path)!r})['state'], 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=provenance.ROOT, capture_output=True, text=True)
+    code = "import sys; from storage import rundir; print(rundir.read(sys.argv[1])['state'], 'torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=provenance.ROOT, capture_output=True, text=True
+    )
     assert done.stdout.split() == ["finished", "False"], done.stderr

@@ -140,6 +140,10 @@ def test_between_equally_common_ways_the_baselines_counts():
 def test_seeds_of_different_code_and_dead_swaps_are_told():
     records = altered(sweep(), "gelu/seed1", provenance={"code_sha256": "99999999"})
     assert any("GELU" in note and "seed1: 99999999" in note for note in study(records).notes)
+    other = sweep()
+    for r in other[3:6]:
+        r["provenance"] = r["provenance"] | {"code_sha256": "99999999"}
+    assert any("ran code 99999999, its baseline code 1a2b3c4d" in note for note in study(other).notes)
     for r in records:
         r["summary"]["final_bpb"] = 2.5
     assert any("Does this swap change anything?" in note for note in study(records).notes)

@@ -5,13 +5,12 @@ import math
 import pytest
 import torch
 
-import corpus as corpora
-import cost
 import gpt
-import optim
 from config import ModelConfig, from_plain, to_plain
 from conftest import ROOT, SWAPS
-from runlog import flatten
+from storage.files import flatten
+from text import corpus
+from training import cost, optim
 
 V = 50
 
@@ -147,13 +146,13 @@ def test_each_parameter_in_one_group_and_only_matrices_decay(job):
 
 
 def test_trains_to_the_same_loss_twice(job):
-    text = corpora.load(job.config.text)
+    text = corpus.load(job.config.text)
 
     def losses():
         model = gpt.GPT(job.config.model, text.vocab_size).init(job.config.seed)
         optimizer = optim.adamw(model, job.config.train)
         for step in range(3):
-            inputs, targets = corpora.batch(text, 0, step, 8, job.config.model.context)
+            inputs, targets = corpus.batch(text, 0, step, 8, job.config.model.context)
             loss = gpt.loss(model(inputs), targets)
             loss.backward()
             optimizer.step()

@@ -10,9 +10,9 @@ import time
 import psutil
 import pytest
 
-import job as jobs
-import rundir
 from conftest import DEFAULTS
+from engine.job import FAILED
+from storage import rundir
 from test_train import wait_for
 
 FAST = ("train.steps=12", "train.checkpoints=[6]", "train.save_every=4")
@@ -46,6 +46,7 @@ def test_a_second_sweep_runs_nothing_and_a_lost_result_runs_alone(command, tmp_p
     first = command(*GRID, *FAST)
     assert first.returncode == 0, first.stdout + first.stderr
     assert first.stdout.count("bits per byte in") == 4 and "too few seeds" in first.stdout
+    assert {path.read_text() for path in home(tmp_path).rglob("log.txt")} == {""}  # no job had anything to complain of
     files = {path: path.stat().st_mtime_ns for path in home(tmp_path).rglob("*") if path.is_file()}
     second = command(*GRID, *FAST)
     assert second.returncode == 0 and "4 done before, 0 to train" in second.stdout
@@ -65,7 +66,7 @@ def test_a_killed_job_is_named_and_the_others_go_on(command, tmp_path):
     wait_for(lambda: running(victim) and (victim / "metrics.jsonl").exists())
     os.kill(running(victim)[0], signal.SIGKILL)
     told, _ = sweep.communicate(timeout=200)
-    assert sweep.returncode == jobs.FAILED, told
+    assert sweep.returncode == FAILED, told
     assert "gelu/seed0: FAILED: killed by SIGKILL" in told and str(victim / "log.txt") in told
     assert "3/4" in told or "1/2" in told
     states = {path.parent.name: rundir.read(path)["state"] for path in (home(tmp_path) / "gelu").glob("seed*/")}
@@ -114,6 +115,8 @@ def test_axes_name_the_variant_and_survive_as_values(command, tmp_path):
         (("-m", "swap=baseline,geluu"), "did you mean gelu?"),
         (("sweeps=blog", "train.steps=-1"), "train.steps=-1"),
         (("sweeps=blog", "seed=zero"), "seed=zero"),
+        (("sweeps=blog", "hydra/launcher=basic"), "hydra/launcher=local"),
+        (("-m", "swap=baseline", "eval.batch_size=8,16"), "resolve to the same configuration"),
     ],
 )
 def test_a_mistake_stops_the_sweep_before_the_first_job(overrides, expected, command, tmp_path):

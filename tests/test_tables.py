@@ -8,8 +8,8 @@ import subprocess
 import pytest
 
 from analysis import report, runs, tables
-from analysis.numbers import TIMES
 from analysis.study import study
+from analysis.words import TIMES
 from config import UserError
 from records import FINALS, altered, folders, sweep
 
@@ -122,6 +122,25 @@ def test_nan_of_a_diverged_run_is_no_number(tmp_path):
     assert "(diverged: loss is not finite)" in markdown(runs.gather(home))
 
 
+def test_a_finished_run_without_the_tables_numbers_is_damaged(tmp_path):
+    home = folders(sweep(SMALL), tmp_path)
+    summary = json.loads((home / "gelu/seed1/summary.json").read_text())
+    summary["params"], summary["passes"] = {"total": 3}, None
+    (home / "gelu/seed1/summary.json").write_text(json.dumps(summary))
+    assert runs.gather(home)[4]["reason"] == "summary.json lacks passes, params.non_embedding"
+
+
+def test_a_sweep_that_only_measured_its_start(tmp_path):
+    records = sweep(SMALL)
+    for r in records:
+        r["evals"], r["curve"] = [[0, 6.6 + r["seed"] / 100]], []
+        r["summary"]["final_bpb"] = r["evals"][0][1]
+    folders(records, tmp_path / "runs")
+    built = report.build(tmp_path / "runs", tmp_path / "results", "cpu", "blog")
+    assert built.complete and [path.stem for path in built.figures] == ["forest"]
+    assert "6.610 ±\u00a00.010" in (built.folder / "table.md").read_text()
+
+
 def test_the_posts_line_to_the_letter():
     evals = {0: 6.6, 1000: 2.1471, 2000: 2.0529, 3000: 2.034, 4000: 2.027}
     line = "SwiGLU + RMSNorm (baseline) s0: 1000: 2.147 / 2000: 2.053 / 3000: 2.034 / 4000: 2.027  (61 passes)"
@@ -147,7 +166,7 @@ def test_the_table_says_what_its_numbers_are():
         "6.1M",
         "1.5\u00a0KiB",
         "412\u00a0MB",
-        "| 26.",
+        "26.0k",
         "stride 128",
     ):
         assert word in text
@@ -286,7 +305,7 @@ def test_index_and_readme(quick_figures, tmp_path):
     assert call(tmp_path) == 0
     text = readme.read_text()
     assert text.startswith("before\n") and text.endswith("<!-- results:end -->\nafter\n") and "old" not in text
-    assert "(results/cpu/blog/forest.png)" in text and "| GELU MLP, 4D wide" in text
+    assert "(results/cpu/blog/curves.png)" in text and "| GELU MLP, 4D wide" in text
     index = (tmp_path / "results/README.md").read_text()
     assert index.count("| GELU MLP, 4D wide") == 2 and "(smoke/blog/report.md)" in index
     assert call(tmp_path) == 0 and readme.read_text() == text

@@ -1,7 +1,6 @@
 """One run, through the real command: what it leaves, how it stops, and that a killed one ends the same."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -10,11 +9,10 @@ import time
 import pytest
 import torch
 
-import corpus as corpora
-import job as jobs
-import rundir
-from config import to_plain
-from conftest import DEFAULTS, SWAPS, places
+from conftest import DEFAULTS, SWAPS
+from engine.job import DIVERGED, attempt
+from storage import rundir
+from text import corpus
 
 
 def folder(tmp_path, swap="baseline", seed=0, sweep="scratch-words"):
@@ -111,20 +109,34 @@ def test_three_at_once_one_runs(command, tmp_path):
     assert steps == sorted(set(steps)) and steps[-1] == 400
 
 
+def test_a_run_that_has_hardly_learned_has_not_diverged(command, tmp_path):
+    assert command("train.lr=1e-7", "train.steps=3").returncode == 0
+
+
+def test_a_half_done_run_goes_on_in_the_precision_it_began_with(command, tmp_path):
+    knobs = ["train.steps=100000", "train.save_every=1", "machine.precision=bf16"]
+    child = subprocess.Popen(command.line(*knobs), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: list(folder(tmp_path).glob("checkpoint-*.pt")))
+    child.kill()
+    child.wait()
+    refused = command(*knobs[:2], "machine.precision=fp32")
+    assert refused.returncode == 2 and "set machine.precision=bf16" in refused.stderr
+
+
 def test_divergence_is_an_outcome_with_a_name(command, tmp_path):
     done = command("train.lr=1e3", "train.grad_clip=1e9", "model.norm_eps=1e-30")
     where = folder(tmp_path)
-    assert done.returncode == jobs.DIVERGED and rundir.read(where)["state"] == "diverged"
+    assert done.returncode == DIVERGED and rundir.read(where)["state"] == "diverged"
     assert "DIVERGED" in done.stdout and "Traceback" not in done.stderr
-    assert command("train.lr=1e3", "train.grad_clip=1e9", "model.norm_eps=1e-30").returncode == jobs.DIVERGED
+    assert command("train.lr=1e3", "train.grad_clip=1e9", "model.norm_eps=1e-30").returncode == DIVERGED
 
 
 def test_batches_are_the_same_for_every_variant_and_evaluation_interval(freeze):
     seen = set()
     for swap in SWAPS:
         config = freeze(f"swap={swap}", "train.checkpoints=[1,2,3]").config
-        text = corpora.load(config.text)
-        draws = [corpora.batch(text, config.seed, step, 4, config.model.context)[0] for step in range(5)]
+        text = corpus.load(config.text)
+        draws = [corpus.batch(text, config.seed, step, 4, config.model.context)[0] for step in range(5)]
         seen.add(hash(torch.stack(draws).numpy().tobytes()))
     assert len(seen) == 1
 
@@ -155,10 +167,11 @@ def test_evaluating_more_often_changes_nothing(command, tmp_path):
         ("model.mlp_width=500", "non-embedding parameters against the baseline's"),
         ("seed=[", "seed="),
         ("model.context=100000", "model.context=100000"),
+        ("text.path=/nowhere model.mlp=swigluu", "did you mean swiglu?"),
     ],
 )
 def test_a_mistake_is_one_line_before_any_work(mistake, expected, command, tmp_path):
-    done = command(mistake)
+    done = command(*mistake.split())
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.splitlines()) == 1 and expected in done.stderr
     assert not list(tmp_path.rglob("metrics.jsonl"))
@@ -201,9 +214,7 @@ def test_runs_in_one_process_leave_no_tensors_behind(freeze):
     counts = []
     for seed in range(4):
         job.config.seed = seed
-        assert jobs.attempt(job.config, job.folder.parent / f"s{seed}") == 0
+        assert attempt(job.config, job.folder.parent / f"s{seed}") == 0
         gc.collect()
         counts.append(sum(type(o) in (torch.Tensor, torch.nn.Parameter) for o in gc.get_objects()))
     assert counts[-1] <= counts[1]
-    assert os.path.exists(job.folder.parent / "s3" / "summary.json") and to_plain(job.config)["seed"] == 3
-    assert places

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import documents
 from config import Kind, TextConfig, UserError
 from data import prepare
-from symbols import BOS, CODECS, ESCAPE, MAX_VOCAB, Codec
+from text import documents
+from text.symbols import BOS, CODECS, ESCAPE, MAX_VOCAB, Codec
 
 IGNORED = -100  # a target that is not scored (cross_entropy's own ignore_index)
 ESCAPE_BITS = 16  # price of saying "a character that training did not have", before its bytes
@@ -119,15 +119,12 @@ def batch(corpus: Corpus, seed: int, step: int, batch_size: int, context: int) -
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
-def windows(corpus: Corpus, context: int, stride: int | None, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+def windows(corpus: Corpus, context: int, stride: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs and targets (b, T) over the dev set in fixed order; each symbol is a target exactly once.
 
     Window k of a stretch starts at k * stride; the first scores all it holds, a later one only what no
-    window before it did. Other targets are IGNORED. stride null: the whole context.
+    window before it did. Other targets are IGNORED.
     """
-    stride = context if stride is None else stride
-    if not 1 <= stride <= context:
-        raise UserError(f"eval.stride={stride}: allowed are 1 to model.context={context}, or null for that")
     rows = (row for stretch in corpus.dev for row in _slide(stretch, context, stride))
     while some := list(islice(rows, batch_size)):
         inputs, targets = map(torch.stack, zip(*some, strict=True))

@@ -7,37 +7,21 @@ then never written again. A number that is not finite stands as null: JSON has n
 
 import hashlib
 import json
-import math
-import os
 import re
 import socket
-import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
-import yaml
 from filelock import MarkerSoftFileLock
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from config import FREE, Config, UserError, from_plain
+from storage.files import flatten, load, to_json, write_whole, writing
 
 ENDED = ("finished", "diverged")
 LOCK = ".lock"
-YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where it is there: ten times as fast
-
-
-def warn(line: str) -> None:
-    print(f"warning: {line}", file=sys.stderr, flush=True)
-
-
-def flatten(config: dict, prefix: str = "") -> dict:
-    """Nested sections as dotted keys."""
-    flat = {}
-    for key, value in config.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def identity(config: dict) -> str:
@@ -48,20 +32,6 @@ def identity(config: dict) -> str:
 
 
 # ---- reading ----
-
-
-def load(path: Path) -> dict:
-    """The mapping in a JSON or YAML file; empty where there is no file. Raises ValueError: not whole."""
-    try:
-        text = path.read_text()
-        value = json.loads(text) if path.suffix == ".json" else yaml.load(text, YAML)
-    except FileNotFoundError:
-        return {}
-    except (ValueError, OSError, yaml.YAMLError) as error:
-        raise ValueError(f"{path.name} is damaged: {str(error).splitlines()[0]}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path.name} is damaged: it starts with {text[:20]!r}")
-    return value
 
 
 def kind(row: dict) -> str:
@@ -159,45 +129,10 @@ class Tail:
 # ---- writing ----
 
 
-@contextmanager
-def writing(place: Path):
-    """What the file system refuses becomes one line that names the place."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{place}: cannot be written: {error.strerror or error}") from error
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """All of `data` under its name, or the old file as it was. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    with suppress(OSError):  # some file systems cannot sync a folder
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def _finite(value):
-    """The same structure with null for nan and inf."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def to_json(value: dict, indent: int | None = 1) -> bytes:
-    return (json.dumps(_finite(value), indent=indent) + "\n").encode()
+def essential(config: dict) -> dict:
+    """The flat configuration without the keys in config.FREE: two runs with equal ones are the same run."""
+    free = tuple(f"{key}." for key in FREE)
+    return {key: value for key, value in flatten(config).items() if not f"{key}.".startswith(free)}
 
 
 def require_same(folder: Path, config: dict) -> dict:
@@ -213,14 +148,13 @@ def require_same(folder: Path, config: dict) -> dict:
         if strangers := sorted(path.name for path in folder.glob("[!.]*")):
             raise UserError(f"{folder}: not a run's folder: it holds {', '.join(strangers[:3])} but no config.yaml")
         return {}
-    free = tuple(f"{key}." for key in FREE)
-    old, new = ({k: v for k, v in flatten(c).items() if not f"{k}.".startswith(free)} for c in (stored, config))
-    if old != new:
-        differing = [
-            f"{key} {old.get(key, 'absent')} -> {new.get(key, 'absent')}"
-            for key in sorted(old.keys() | new.keys())
-            if key not in old or key not in new or old[key] != new[key]
-        ]
+    old, new = essential(stored), essential(config)
+    differing = [
+        f"{key} {old.get(key, 'absent')} -> {new.get(key, 'absent')}"
+        for key in sorted(old.keys() | new.keys())
+        if key not in old or key not in new or old[key] != new[key]
+    ]
+    if differing:
         raise UserError(
             f"{folder}: holds another configuration: {', '.join(differing)}; "
             "name=... gives these runs a folder of their own, or remove that folder"

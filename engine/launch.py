@@ -5,16 +5,15 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig
 
-import cost
-import job as jobs
-import mirror
-import rundir
 from analysis import report, runs
 from config import WandbMode, to_plain
-from plan import Freezer, Job, require_distinct
-from pool import Pool, describe, side_by_side
-from progress import Board
-from stopping import Stopped
+from engine.job import FAILED, OK, USER_ERROR, attempt
+from engine.plan import Freezer, Job, require_distinct
+from engine.pool import Pool, describe, side_by_side
+from engine.progress import Board
+from storage import mirror, rundir
+from training import cost
+from training.stopping import Stopped
 
 
 def sweep(
@@ -72,7 +71,7 @@ def write_down(plan: list[Job]) -> None:
 
 
 def conclude(plan: list[Job]) -> int:
-    """Build tables and figures, print them, and name each run that is not finished."""
+    """Build tables and figures and print them; they name each run that is not finished."""
     complete = True
     for home, mine in homes(plan).items():
         config = mine[0].config
@@ -80,10 +79,8 @@ def conclude(plan: list[Job]) -> int:
         print(built.text)
         complete &= built.complete
         mirror.report(to_plain(config))
-    left = [job for job in plan if rundir.read(job.folder)["state"] != "finished"]
-    for job in left:
-        print(describe(job))
-    return jobs.OK if complete and not left else jobs.FAILED
+    complete &= all(rundir.read(job.folder)["state"] == "finished" for job in plan)
+    return OK if complete else FAILED
 
 
 def list_jobs(plan: list[Job], states: dict[Path, str], todo: list[Job], width: int) -> int:
@@ -91,7 +88,7 @@ def list_jobs(plan: list[Job], states: dict[Path, str], todo: list[Job], width: 
     for job in plan:
         print(f"  {states[job.folder]:<11} {job.folder}")
     print(f"{width} side by side. {estimate(todo, width)}\nNothing was started.")
-    return jobs.OK
+    return OK
 
 
 def estimate(todo: list[Job], width: int) -> str:
@@ -122,7 +119,7 @@ def single(composed: DictConfig) -> int:
     rundir.freeze(job.folder, to_plain(job.config))
     print(f"{job.folder}: {job.config.about.label}, {job.config.train.steps} steps", flush=True)
     with Board({job.name: job.config.train.steps}) as board:
-        code = jobs.attempt(job.config, job.folder, lambda row: board.row(job.name, row))
-    if code != jobs.USER_ERROR:
+        code = attempt(job.config, job.folder, lambda row: board.row(job.name, row))
+    if code != USER_ERROR:
         print(describe(job))
     return code

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from config import MachineConfig, Precision, UserError
+from storage.files import first_line
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def settle(c: MachineConfig) -> Machine:
             torch.ones(2, 2, device=device) @ torch.ones(2, 2, device=device)
     except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
         asked = f"machine.device={c.device}, machine.precision={c.precision.value}"
-        raise UserError(f"{asked}: {first_line(error)}. Allowed devices: auto, cpu, cuda, cuda:N, mps") from None
+        raise UserError(f"{asked}: {first_line(error)}. Allowed devices: auto, cpu, cuda, cuda:N") from None
     return machine
 
 
@@ -78,7 +79,3 @@ def has_bf16(device: torch.device) -> bool:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

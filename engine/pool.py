@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-import machine
-import rundir
-from plan import Job
-from progress import Board
-from stopping import Stopped, stop_signals
+from engine.plan import Job
+from engine.progress import Board
+from storage import rundir
+from training import machine
+from training.stopping import Stopped, stop_signals
 
 LOOK_EVERY = 0.2  # seconds between looks at the children
-SCRIPT = Path(__file__).with_name("job.py")
+ROOT = Path(__file__).parents[1]
 
 
 class Pool:
@@ -58,12 +58,13 @@ class Child:
     def __init__(self, job: Job, slot: int):
         self.job, self.asked = job, False
         self.tail = rundir.Tail(job.folder)
-        env = {**os.environ, "OMP_NUM_THREADS": str(job.config.machine.threads)}
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(job.config.machine.threads)}
         if gpus := visible_gpus(job):
             env["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
         with open(job.folder / "log.txt", "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, str(SCRIPT), str(job.folder)],
+                [sys.executable, "-m", "engine.job", str(job.folder)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -88,12 +89,17 @@ class Child:
 
 def side_by_side(job: Job) -> int:
     """How many runs at once: one per GPU, else as many as the cores hold."""
+    if job.config.machine.device not in ("auto", "cpu"):
+        return max(1, len(visible_gpus(job)))
     return len(visible_gpus(job)) or max(1, machine.cores() // (job.config.machine.threads or 1))
 
 
 def visible_gpus(job: Job) -> list[str]:
     """The GPUs that jobs may be given, by the names that CUDA_VISIBLE_DEVICES knows. Opens no device."""
-    if job.config.machine.device not in ("auto", "cuda") or not torch.cuda.is_available():
+    device = job.config.machine.device
+    if not (device == "auto" or device.startswith("cuda")) or not torch.cuda.is_available():
+        return []
+    if ":" in device:  # a GPU that the person named: one job at a time, and no other name for it
         return []
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     return given.split(",") if given else [str(n) for n in range(torch.cuda.device_count())]

@@ -14,21 +14,8 @@ import torch
 from filelock import MarkerSoftFileLock, Timeout
 
 from config import UserError
-from rundir import (
-    ENDED,
-    LOCK,
-    freeze,
-    has_ended,
-    holder,
-    kind,
-    load,
-    read,
-    read_rows,
-    to_json,
-    warn,
-    write_whole,
-    writing,
-)
+from storage.files import load, to_json, warn, write_whole, writing
+from storage.rundir import ENDED, LOCK, freeze, has_ended, holder, kind, read, read_rows
 
 
 class RunLog:

@@ -1,6 +1,6 @@
 """wandb as a mirror of the local files: no number is read back from it, and nothing in it can stop a run.
 
-    python -m mirror sync [RUNS_DIR]     upload every finished run, as `make wandb-sync` does
+    python -m storage.mirror sync [RUNS_DIR]     upload every finished run, as `make wandb-sync` does
 
 The client's files of a sweep lie together in <runs_dir>/<scale>/<sweep>/wandb, where `wandb leet` shows
 its runs side by side. The client is imported only where it is used.
@@ -20,9 +20,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import rundir
 from config import UserError
-from rundir import flatten, identity, warn
+from storage import files, rundir
+from storage.files import first_line, flatten, warn
+from storage.rundir import identity
 
 ANSWER_WITHIN = 2  # seconds for the server to answer at all
 START_WITHIN = 10  # seconds for the server to take a run
@@ -60,7 +61,7 @@ def _unreachable() -> str:
         if not wbauth.authenticate_session(host=url, source="oneswap", prompt=False, update_session=False):
             return f"no key for {url}"
     except Exception as error:
-        return _first_line(error)
+        return first_line(error)
     return "" if _answers(url) else f"{url} does not answer within {ANSWER_WITHIN} s"
 
 
@@ -94,14 +95,10 @@ def _client():
     return wandb
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def described(folder: Path, config: dict) -> dict:
     """The flat configuration that a run is logged with: every knob, and what names the run, its text and its code."""
     run = config["run"]
-    code = rundir.load(folder / "provenance.json")
+    code = files.load(folder / "provenance.json")
     return {
         **{key: value for key, value in flatten(config).items() if not key.startswith(PLACES)},
         **{key: run[key] for key in ("scale", "sweep", "swap", "variant", "text_sha256", "vocab_size")},
@@ -207,7 +204,7 @@ class Mirror:
             call(*arguments)
         except Exception as error:
             self._copy = None
-            _give_up(f"{what}: {_first_line(error)}")
+            _give_up(f"{what}: {first_line(error)}")
 
 
 def _give_up(problem: str) -> None:
@@ -231,7 +228,7 @@ def report(config: dict) -> None:
         try:
             _log_report(config, mode, Path(config["runs_dir"]) / _group(config), LEAVE_AFTER)
         except Exception as error:
-            _give_up(f"report not logged: {_first_line(error)}")
+            _give_up(f"report not logged: {first_line(error)}")
 
 
 def _log_report(config: dict, mode: str, home: Path, patience: int) -> str:
@@ -274,26 +271,26 @@ def _told(folder: Path, upload: Callable[[Path, Path], str]) -> int:
         try:
             print(f"{folder}: {upload(folder, Path(scratch))}", flush=True)
         except Exception as error:
-            print(f"{folder}: FAILED: {_first_line(error)}", flush=True)
+            print(f"{folder}: FAILED: {first_line(error)}", flush=True)
             _end_client()
             return 1
     return 0
 
 
 def _upload_run(folder: Path, scratch: Path) -> str:
-    config, status = rundir.load(folder / "config.yaml"), rundir.load(folder / "status.json")
+    config, status = files.load(folder / "config.yaml"), files.load(folder / "status.json")
     copy = Copy(folder, config, "online", scratch, SYNC_WITHIN, resume=False)
-    copy.end(rundir.load(folder / "summary.json"), exit_code=int(status["state"] != "finished"))
+    copy.end(files.load(folder / "summary.json"), exit_code=int(status["state"] != "finished"))
     return copy.run.url
 
 
 def _upload_report(home: Path, scratch: Path) -> str:
-    config = rundir.load(next(home.glob("*/seed*/config.yaml")))
+    config = files.load(next(home.glob("*/seed*/config.yaml")))
     return f"report: {_log_report(config, 'online', scratch, SYNC_WITHIN)}"
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m mirror", description="Upload runs that have ended to wandb.")
+    parser = argparse.ArgumentParser(prog="python -m storage.mirror", description="Upload ended runs.")
     parser.add_argument("command", choices=["sync"])
     parser.add_argument("runs_dir", nargs="?", type=Path, default=Path("runs"))
     try:

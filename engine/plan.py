@@ -2,16 +2,17 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from omegaconf import DictConfig, OmegaConf
 
-import corpus as corpora
-import cost
-import optim
-from config import Config, UserError, check, from_plain, lookup
+from config import Config, UserError, check, from_plain, lookup, to_plain
+from storage import rundir
+from text import corpus
+from text.corpus import Corpus
+from training import cost, optim
 
 HOME_TEXT = "canterbury"  # the text whose sweeps need no suffix
 
@@ -32,7 +33,7 @@ class Freezer:
     """Freezes composed configurations. Loads each text once."""
 
     def __init__(self):
-        self.texts: dict[str, corpora.Corpus] = {}
+        self.texts: dict[str, Corpus] = {}
 
     def freeze(
         self, composed: DictConfig, axes: Iterable[str] = (), threads: int | None = None, variant: str | None = None
@@ -47,8 +48,9 @@ class Freezer:
         check(config)
         lookup(optim.OPTIMIZERS, config.train.optimizer, "train.optimizer")
         lookup(optim.SCHEDULES, config.train.schedule, "train.schedule")
+        cost.of_config(config.model, vocab_size=1)  # a wrong name or size is told before a text is fetched
         run = config.run
-        run.scale, run.swap = choices.scale, choices.swap
+        run.scale, run.swap = choices.scale, variant or choices.swap
         run.axes = {key: OmegaConf.select(composed, key) for key in axes}
         run.variant = variant or ",".join([run.swap, *(f"{key}={show(value)}" for key, value in run.axes.items())])
         if config.text.path:
@@ -63,11 +65,11 @@ class Freezer:
         folder = Path(config.runs_dir, run.scale, run.sweep, quote(run.variant, safe="=,._-+"), f"seed{config.seed}")
         return Job(config, folder)
 
-    def text(self, config: Config) -> corpora.Corpus:
+    def text(self, config: Config) -> Corpus:
         key = repr(config.text)
         if key not in self.texts:
-            self.texts[key] = corpora.load(config.text)
-        corpora.require(self.texts[key], config.model.context)
+            self.texts[key] = corpus.load(config.text)
+        corpus.require(self.texts[key], config.model.context)
         return self.texts[key]
 
 
@@ -75,8 +77,8 @@ def require_distinct(jobs: list[Job]) -> None:
     """Raises UserError for a run planned twice, or two variants that are the same network trained the same way."""
     seen: dict[str, Job] = {}
     for job in jobs:
-        blank = replace(job.config, about=None, run=None)
-        for identity in (str(job.folder), repr(blank)):
+        plain = {key: value for key, value in to_plain(job.config).items() if key != "run"}
+        for identity in (str(job.folder), repr(rundir.essential(plain))):
             if identity in seen:
                 raise UserError(twice(job, seen[identity]))
             seen[identity] = job
@@ -89,7 +91,7 @@ def twice(job: Job, other: Job) -> str:
 
 
 def show(value) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else str(getattr(value, "value", value))
 
 
 def slug(name: str) -> str:

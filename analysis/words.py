@@ -1,8 +1,13 @@
-"""Numbers as a person reads them: the same words in tables, figures and reports."""
+"""Numbers as a person reads them: the same words in tables, figures and reports, and in a run's own line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.stats import Difference, Spread
+if TYPE_CHECKING:  # a single run prints its line without loading the statistics
+    from analysis.stats import Difference, Spread
 
 MINUS, DASH, TIMES, NONE = "\u2212", "\u2013", "\u00d7", "\u2014"
 HARD = "\u00a0"  # a space at which a narrow page does not break the line
@@ -44,3 +49,10 @@ def human(values: list[float], unit: str = "", base: int = 1000) -> str:
 
 def millions(values: list[float]) -> str:
     return f"{values[0] / 1e6:.2f}M" if values else NONE
+
+
+def post_line(label: str, evals, passes: float | None) -> str:
+    """One run as the post prints it. `label` ends in the seed; `evals`: step -> bpb, or pairs."""
+    points = [(int(step), bpb) for step, bpb in dict(evals).items() if bpb is not None]
+    line = f"{label}: " + " / ".join(f"{step}: {bpb:.3f}" for step, bpb in points if step > 0)
+    return line + (f"  ({passes:.{0 if passes >= 9.5 else 1}f} passes)" if passes else "")

@@ -5,10 +5,10 @@ import math
 import torch
 from torch.nn import functional as F
 
-import corpus as corpora
 from config import Config
-from corpus import Corpus
-from machine import Machine
+from text import corpus
+from text.corpus import Corpus
+from training.machine import Machine
 
 
 @torch.no_grad()
@@ -17,7 +17,7 @@ def dev_nats(model: torch.nn.Module, text: Corpus, config: Config, machine: Mach
     T = config.model.context
     model.eval()
     total = torch.zeros((), dtype=torch.float64, device=machine.device)
-    for inputs, targets in corpora.windows(text, T, stride(config), config.eval.batch_size):
+    for inputs, targets in corpus.windows(text, T, stride(config), config.eval.batch_size):
         with machine.autocast():
             logits = model(inputs.to(machine.device))
         nats = F.cross_entropy(logits.float().flatten(0, 1), targets.to(machine.device).flatten(), reduction="none")
@@ -33,7 +33,7 @@ def stride(config: Config) -> int:
 
 def guess_bpb(text: Corpus) -> float:
     """Bits per byte of a model that finds every symbol equally likely."""
-    return corpora.bits_per_byte(text.dev_symbols * math.log(text.vocab_size), text)
+    return corpus.bits_per_byte(text.dev_symbols * math.log(text.vocab_size), text)
 
 
 def protocol(config: Config, text: Corpus, precision: str) -> dict:
