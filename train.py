@@ -12,7 +12,7 @@ import sys
 from omegaconf import OmegaConf
 
 import cli
-from analysis.tables import post_line
+from analysis.words import post_line
 from engine.plan import Freezer, slug
 from training.loop import run
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig
 
-from analysis import report, runs
+from analysis import runs
 from config import WandbMode, to_plain
 from engine.job import FAILED, OK, USER_ERROR, attempt
 from engine.plan import Freezer, Job, require_distinct
@@ -72,6 +72,8 @@ def write_down(plan: list[Job]) -> None:
 
 def conclude(plan: list[Job]) -> int:
     """Build tables and figures and print them; they name each run that is not finished."""
+    from analysis import report  # matplotlib and statsmodels: not for a dry run
+
     complete = True
     for home, mine in homes(plan).items():
         config = mine[0].config

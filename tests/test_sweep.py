@@ -115,7 +115,7 @@ def test_axes_name_the_variant_and_survive_as_values(command, tmp_path):
         (("-m", "swap=baseline,geluu"), "did you mean gelu?"),
         (("sweeps=blog", "train.steps=-1"), "train.steps=-1"),
         (("sweeps=blog", "seed=zero"), "seed=zero"),
-        (("sweeps=blog", "hydra/launcher=basic"), "hydra/launcher=local"),
+        (("sweeps=blog", "hydra/launcher=basic"), "a sweep runs with hydra/launcher=local"),
         (("-m", "swap=baseline", "eval.batch_size=8,16"), "resolve to the same configuration"),
     ],
 )
