@@ -22,8 +22,8 @@ setup: $(READY) ## a virtual environment with the pinned packages (the other com
 
 $(VENV)/.ready: constraints.txt pyproject.toml
 	@echo "setting up $(VENV) (once, a minute or two)"
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install -q -c constraints.txt ".[bpe,dev]"
+	@$(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/pip install -q -c constraints.txt ".[bpe,dev]"
 	@touch $@
 
 sweep: $(READY) ## train a sweep; S=mlp_norm SCALE=blog SEEDS=0,1 TEXT=pydocs WANDB=online JOBS=2 DRY=1 ARGS="train.lr=3e-4"
