@@ -10,7 +10,11 @@ READY := $(if $(filter $(VENV)/bin/python,$(PY)),$(VENV)/.ready)
 S ?= blog
 GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 SCALE ?= $(if $(GPU),blog,cpu)
-comma := ,
+# What `make sweep` hands to train.py: one override for each variable that is set. TEXT is a name in conf/text, or a path.
+ASKED = sweeps=$(S) scale=$(SCALE) $(if $(SEEDS),seed=$(SEEDS)) \
+  $(if $(TEXT),$(if $(wildcard conf/text/$(TEXT).yaml),text=$(TEXT),text=file 'text.path="$(TEXT)"')) \
+  $(if $(WANDB),wandb.mode=$(WANDB)) $(if $(JOBS),hydra.launcher.jobs=$(JOBS)) \
+  $(if $(filter-out 0,$(DRY)),hydra.launcher.dry=true) $(ARGS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup sweep results test lint format wandb-sync clean
@@ -30,10 +34,7 @@ sweep: $(READY) ## train a sweep; S=mlp_norm SCALE=blog SEEDS=0,1 TEXT=pydocs WA
 ifeq ($(origin SCALE)$(GPU),file)
 	@echo "No GPU found: SCALE=cpu, minutes on a laptop. The full study, hours on a CPU: make sweep SCALE=blog"
 endif
-	$(PY) train.py sweeps=$(S) scale=$(SCALE) $(if $(SEEDS),seed=$(SEEDS)) \
-	  $(if $(TEXT),$(if $(wildcard conf/text/$(TEXT).yaml),text=$(TEXT),text=file 'text.path="$(TEXT)"')) \
-	  $(if $(WANDB),wandb.mode=$(WANDB)) $(if $(JOBS),hydra.launcher.jobs=$(JOBS)) \
-	  $(if $(filter-out 0,$(DRY)),hydra.launcher.dry=true) $(ARGS)
+	$(PY) train.py $(strip $(ASKED))
 
 results: $(READY) ## gather finished runs into results/ and rebuild every table and figure
 	$(PY) -m analysis.report
