@@ -16,6 +16,13 @@ ASKED = sweeps=$(S) scale=$(SCALE) $(if $(SEEDS),seed=$(SEEDS)) \
   $(if $(WANDB),wandb.mode=$(WANDB)) $(if $(JOBS),hydra.launcher.jobs=$(JOBS)) \
   $(if $(filter-out 0,$(DRY)),hydra.launcher.dry=true) $(ARGS)
 
+# A variable that is misspelled on the command line would be ignored by make.
+KNOWN := S SCALE SEEDS TEXT WANDB DRY JOBS ARGS PY PYTHON
+GIVEN := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
+ifneq ($(filter-out $(KNOWN) MAKE%,$(GIVEN)),)
+$(error $(filter-out $(KNOWN) MAKE%,$(GIVEN)): no such variable. Allowed: $(KNOWN))
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: help setup sweep results test lint format wandb-sync clean
 

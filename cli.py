@@ -85,6 +85,8 @@ def one_line(error: BaseException) -> str:
     if text.startswith("Error merging override") and error.__cause__:
         override = text.removeprefix("Error merging override").strip()
         return f"{override}: {first_line(error.__cause__)}"
+    if ambiguous := re.match(r"Ambiguous value for argument '([^']+)'", text):
+        return f"{ambiguous.group(1)}: several values need -m (python train.py -m ...), a list needs brackets"
     if isinstance(error, OverrideParseException):
         return f"{error.override}: not of the form KEY=VALUE ({first_line(error)})"
     lines = [line.strip() for line in text.splitlines()]
@@ -109,5 +111,6 @@ def knob(name: str) -> str:
     found = [key for key in keys(Config()) if key.rpartition(".")[2] == name and not key.startswith("run.")]
     exact = [key for key in found if key == name] or found
     if len(exact) != 1:
-        raise UserError(f"{name}: could be {' or '.join(exact)}" if exact else unknown_key(name))
+        ends = {key.rpartition(".")[2] for key in keys(Config())}
+        raise UserError(f"{name}: " + (f"could be {' or '.join(exact)}" if exact else no_such(name, ends)))
     return exact[0]

@@ -127,7 +127,7 @@ class TextConfig:
 class MachineConfig:
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     precision: Precision = Precision.auto
-    threads: int | None = None  # CPU threads of a run; null: 1 in a sweep, all cores alone
+    threads: int = 1  # CPU threads of a run; more pays only for one run alone on an idle machine
     compile: bool = False  # torch.compile
 
 

@@ -16,11 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis import runs
 from analysis.stats import BETTER, WORSE
 from analysis.study import Row, Study, View
 from analysis.words import interval, signed
 from config import UserError
+from storage import files
 
 WIDTH = 8.0  # inches, shown at about 800 pixels
 MOST = 18  # swaps in one figure; more would not be legible
@@ -63,7 +63,7 @@ def save(figure: Figure, paths: list[Path]) -> None:
     for path in paths:
         out, kind = io.BytesIO(), path.suffix[1:]
         figure.savefig(out, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else {"Software": None})
-        runs.save(path, out.getvalue())
+        files.save(path, out.getvalue())
 
 
 def most_telling(rows: list[Row]) -> tuple[list[Row], str]:

@@ -1,18 +1,20 @@
 """Our numbers beside numbers from elsewhere: the post's, and those of records committed earlier."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import yaml
+import numpy as np
 
 from analysis import stats
-from analysis.runs import PROTOCOL
+from analysis.runs import RATE
 from analysis.stats import Difference
-from analysis.study import RATE, Row, Study, study
+from analysis.study import Row, Study
 from analysis.words import NONE, interval, signed
+from storage import files
 
 SOURCE = Path(__file__).parent.parent / "data" / "published.yaml"
 AGREES, DISAGREES, UNKNOWN = "agrees", "disagrees", "cannot tell"
+SEVERITY = (AGREES, UNKNOWN, DISAGREES)  # the word for several checkpoints is the last that any of them has
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class Check:
     """One published claim and what our runs say to it."""
 
     label: str
+    kind: str  # behind, tie or closing
     claim: str  # in words
     section: str  # of the post
     theirs: list[float]  # differences to the baseline, in bits per byte, one a seed or the ends of a range
@@ -30,32 +33,56 @@ class Check:
 
 
 def load(path: Path = SOURCE) -> dict:
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    return files.load(path)
 
 
 def checks(found: Study, source: dict) -> list[Check]:
     """Each claim about a swap of this study. Where rates were swept, at the shared rate."""
     rows = {row.variant.swap: row for row in found.views[0].swaps if not set(row.variant.axes) - {RATE}}
     claims = [claim for claim in source["claims"] if claim["swap"] in rows and found.steps]
-    return [check for claim in claims for check in examine(claim, rows[claim["swap"]], found, source["runs"])]
+    told = [check for claim in claims for check in examine(claim, rows[claim["swap"]], found, source["runs"])]
+    return told if found.scale == source["runs"]["scale"] else one_a_step(told)
+
+
+def one_a_step(told: list[Check]) -> list[Check]:
+    """Claims about two steps of the post that meet the same step of ours are one line: one test of ours."""
+    lines: dict[tuple, Check] = {}
+    for check in told:
+        key = (check.label, check.kind, check.step)
+        first = lines.get(key)
+        if first is None or check.kind != "behind":
+            lines[key if first is None else (*key, check.claim)] = check
+        else:
+            claim = f"{first.claim} and {check.claim.removeprefix('behind at ')}"
+            lines[key] = replace(first, claim=claim, theirs=first.theirs + check.theirs)
+    return list(lines.values())
 
 
 def examine(claim: dict, row: Row, found: Study, posted: dict) -> list[Check]:
-    """At the post's scale at the claim's own steps, elsewhere at our checkpoint that is nearest."""
+    """At the post's scale at the claim's own steps; elsewhere at our nearest checkpoint, or at each for "every"."""
     same, every = found.scale == posted["scale"], sorted(posted["bpb"]["baseline"][0])
-    wanted = [claim["step"]] if isinstance(claim["step"], int) else every[-1:]
-    if same and claim["step"] == "every":
-        wanted = every
+    within = tolerance(claim, posted) if claim["kind"] == "tie" else 0.0
+    if claim["step"] == "every" and not same:
+        theirs = [d for step in every for d in differences(claim["swap"], step, posted)]
+        weighed = [(step, weigh(claim, row, step, step, theirs, within, False, found)) for step in found.steps]
+        mine, (ours, word, why) = max(weighed, key=lambda item: (SEVERITY.index(item[1][1]), reach(item[1][0])))
+        why += f" at each of our {len(found.steps)} checkpoints; shown is the widest" * (word == AGREES)
+        words = in_words(claim, "every checkpoint", within)
+        return [Check(row.variant.label, claim["kind"], words, claim["section"], theirs, ours, mine, word, why)]
+    wanted = every if claim["step"] == "every" else [claim["step"] if isinstance(claim["step"], int) else every[-1]]
     result = []
     for step in wanted:
         mine = min(found.steps, key=lambda s: (abs(s - step), -s))
-        told = every if claim["step"] == "every" and not same else [step]
-        theirs = claim.get("difference") or [d for s in told for d in differences(claim["swap"], s, posted)]
-        within = tolerance(claim, posted) if claim["kind"] == "tie" else 0.0
-        ours, word, why = weigh(claim, row, mine, step, theirs, within, same)
-        words = in_words(claim, f"step {step:,}" if len(told) == 1 else "every checkpoint", within)
-        result.append(Check(row.variant.label, words, claim["section"], theirs, ours, mine, word, why))
+        theirs = claim.get("difference") or differences(claim["swap"], step, posted)
+        ours, word, why = weigh(claim, row, mine, step, theirs, within, same, found)
+        words, section = in_words(claim, f"step {step:,}", within), claim["section"]
+        result.append(Check(row.variant.label, claim["kind"], words, section, theirs, ours, mine, word, why))
     return result
+
+
+def reach(d: Difference) -> float:
+    """How far from zero an interval reaches."""
+    return float(np.nan_to_num(max(abs(d.low), abs(d.high))))
 
 
 def differences(swap: str, step: int, posted: dict) -> list[float]:
@@ -82,32 +109,34 @@ def in_words(claim: dict, where: str, within: float) -> str:
 
 
 def weigh(
-    claim: dict, row: Row, mine: int, step: int, theirs: list[float], within: float, same: bool
+    claim: dict, row: Row, mine: int, step: int, theirs: list[float], within: float, same: bool, found: Study
 ) -> tuple[Difference, str, str]:
     """Our difference, the verdict on the claim, and the reason for the verdict."""
     ours, kind = row.at[mine], claim["kind"]
-    if row.verdict in (stats.INCOMPLETE, stats.TOO_FEW):
+    if row.verdict not in (stats.BETTER, stats.WORSE, stats.SAME):
         return ours, UNKNOWN, row.verdict
     if same and mine != step:
         return ours, UNKNOWN, f"no checkpoint at step {step:,}"
     if kind == "closing":
         return closing(row, mine)
+    final = row.verdict if mine == found.steps[-1] and not found.final_apart else ""
     if kind == "tie":
-        if mine < step and claim["step"] != "every":
+        if mine < step:
             return ours, UNKNOWN, "a tie late in training; ours ends sooner"
-        return ours, *tie(ours, within)
-    return ours, *behind(ours, theirs, same)
+        return ours, *tie(ours, within, final)
+    return ours, *behind(ours, theirs, same, final)
 
 
-def behind(ours: Difference, theirs: list[float], same: bool) -> tuple[str, str]:
-    if ours.low > 0:
+def behind(ours: Difference, theirs: list[float], same: bool, final: str) -> tuple[str, str]:
+    """`final`: the table's verdict where this is the table's difference; it counts, and not the interval alone."""
+    if ours.low > 0 and final in ("", stats.WORSE):
         size = "" if not same else size_of(ours, theirs)
         return AGREES, "same direction" + size
-    if ours.high < 0:
+    if ours.high < 0 and final in ("", stats.BETTER):
         return DISAGREES, "opposite direction"
-    if same and ours.high < min(theirs):
+    if same and ours.low < 0 < ours.high < min(theirs):
         return DISAGREES, "our interval holds zero and ends below the post's difference"
-    return UNKNOWN, "our interval holds zero"
+    return UNKNOWN, f"{final}, as in the table" if final else "our interval holds zero"
 
 
 def size_of(ours: Difference, theirs: list[float]) -> str:
@@ -116,10 +145,13 @@ def size_of(ours: Difference, theirs: list[float]) -> str:
     return ", smaller" if ours.high < min(theirs) else ", similar size"
 
 
-def tie(ours: Difference, within: float) -> tuple[str, str]:
+def tie(ours: Difference, within: float, final: str) -> tuple[str, str]:
+    """`final`: as in `behind`. A difference may be sure and yet within the tolerance: both are then said."""
     if -within <= ours.low and ours.high <= within:
-        return AGREES, f"our interval lies within ±{within:g}"
-    if ours.low > within or ours.high < -within:
+        return AGREES, f"{final}, but " * (
+            final in (stats.BETTER, stats.WORSE)
+        ) + f"our interval lies within ±{within:g}"
+    if final != stats.SAME and (ours.low > within or ours.high < -within):
         return DISAGREES, f"our interval lies beyond ±{within:g}"
     return UNKNOWN, f"our interval reaches beyond ±{within:g}"
 
@@ -161,29 +193,7 @@ def caption(checks: list[Check], title: str) -> str:
     return (
         f'Published in "{title}", sections {sections}, on another text. At scale `blog` the same step is compared; '
         "at other scales only the direction, at our checkpoint nearest to the post's step. "
-        "A tie is confirmed only where our whole interval lies within the stated tolerance."
+        "A tie is confirmed only where our whole interval lies within the stated tolerance. At our last step the "
+        "table's verdict counts (Holm-corrected); the intervals at other steps, and of changes between steps, are "
+        "for one comparison each."
     )
-
-
-def compare(old: list[dict], new: list[dict]) -> list[str]:
-    """How `new` records of a sweep stand to those committed before: one line a variant, [] where nothing is shared."""
-    before = {row.variant.name: row for row in study(old).views[0].rows if row.variant.done}
-    told = []
-    for row in study(new).views[0].rows:
-        v, past = row.variant, before.get(row.variant.name)
-        if not past or not v.done:
-            continue
-        ours, theirs = v.final.mean, past.variant.final.mean
-        line = f"{v.label}: {ours:.3f} now, {theirs:.3f} committed ({ours - theirs:+.3f})"
-        if row.final is not None and past.final is not None:
-            same = row.verdict == past.verdict
-            line += f"; {row.verdict}, " + ("as committed" if same else f"committed: {past.verdict}")
-        if protocol(v.done) != protocol(past.variant.done):
-            line += "; not comparable: other text or evaluation"
-        told.append(line)
-    return told
-
-
-def protocol(done: dict[int, dict]) -> list:
-    first = next(iter(done.values()))["summary"]["protocol"]
-    return [first.get(key) for key in PROTOCOL]

@@ -5,16 +5,15 @@ python -m analysis.report [--runs runs] [--results results] [--only scale/sweep]
 
 import argparse
 import os
-import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis import plots, published, runs, tables
+from analysis import earlier, formats, notes, plots, published, runs, tables
 from analysis.study import Study, study
 from analysis.words import interval
 from config import UserError
+from storage import files
 
 START, END = "<!-- results:start -->", "<!-- results:end -->"
 FRONT = Path("cpu", "blog")  # the sweep that the project's README shows
@@ -30,8 +29,6 @@ ALT = {
 class Report:
     text: str  # for the terminal
     complete: bool  # every planned run has a result
-    folder: Path
-    figures: list[Path]  # PNG files
 
 
 def build(runs_dir: Path, results_dir: Path, scale: str, sweep: str) -> Report:
@@ -44,63 +41,56 @@ def build(runs_dir: Path, results_dir: Path, scale: str, sweep: str) -> Report:
     found, source = study(runs.load(folder / "records.jsonl")), published.load()
     checks = published.checks(found, source)
     figures = plots.draw(found, folder)
-    write_tables(found, folder, tables.markdown(found, checks, source["post"]["title"]), figures)
-    gaps = passed_over or found.gaps
-    return Report(terminal(found, checks, gaps, words, folder), not gaps, folder, figures)
+    write_tables(found, folder, formats.markdown(found, checks, source["post"]["title"]), figures)
+    gaps = [*found.gaps, *passed_over]
+    return Report(terminal(found, checks, gaps, words, folder), not gaps)
 
 
 def renew(home: Path, path: Path) -> tuple[list[str], list[str]]:
-    """Writes the records of the runs in `home`, but never puts unfinished runs in the place of finished ones.
+    """Writes the records of the runs in `home`, without losing what was there: see `earlier.merge`.
 
-    Returns what to say about it, and the gaps among runs that were passed over.
+    Returns what to say about it, and the gaps among runs whose records were kept.
     """
     gathered = runs.gather(home)
-    if any_finished(gathered) or (gathered and not (path.exists() and any_finished(runs.load(path)))):
-        earlier = committed(path)
-        runs.write(gathered, path)
-        lines = published.compare(earlier, gathered) if earlier and earlier != gathered else []
-        return ["Beside the committed records:", *(f"  {line}" for line in lines)] if lines else [], []
-    if not path.exists():
+    if not gathered and not path.exists():
         raise UserError(f"{home}: no runs, and no records in {path.parent}")
     if not gathered:
         return [], []
-    return [f"{home} holds no finished run: shown are the records that were there before."], study(gathered).gaps
-
-
-def any_finished(records: list[dict]) -> bool:
-    return any(record["state"] == "finished" for record in records)
-
-
-def committed(path: Path) -> list[dict]:
-    """The records as git has them; without git, as they lie there; [] where there are none to be read."""
-    show = ["git", "show", f"HEAD:./{path.name}"]
-    with suppress(UserError, OSError):  # damaged; no folder, no git
-        found = subprocess.run(show, cwd=path.parent, capture_output=True, check=False)
-        return runs.parse(found.stdout, path) if found.returncode == 0 else runs.load(path)
-    return []
+    before, word = earlier.committed(path)
+    records, kept = earlier.merge(runs.load(path) if path.exists() else [], gathered)
+    runs.write(records, path)
+    lines = earlier.beside(before, records, word)
+    words = [f"Beside the records {word}:", *(f"  {line}" for line in lines)] if lines else []
+    names = {runs.key_of(record) for record in kept}
+    gaps = [record for record in gathered if record["state"] != "finished" and runs.key_of(record) in names]
+    gaps = [f"{runs.name_of(record)} {notes.told(record)}; its earlier record is shown" for record in gaps]
+    return [*filter(None, [earlier.kept_words(kept)]), *words], gaps
 
 
 def write_tables(found: Study, folder: Path, markdown: str, figures: list[Path]) -> None:
     pictures = "\n\n".join(f"![{ALT[png.stem]}]({png.name})" for png in figures)
-    title = f"# {found.scale}/{found.sweep}".translate(tables.MARKDOWN).replace("\\#", "#", 1)
+    title = f"# {found.scale}/{found.sweep}".translate(formats.MARKDOWN).replace("\\#", "#", 1)
     for name, text in (
         ("table.md", markdown),
-        ("table.csv", tables.csv_text(found)),
-        ("table.tex", tables.latex(found)),
+        ("table.csv", formats.csv_text(found)),
+        ("table.tex", formats.latex(found)),
         ("report.md", "\n\n".join(part for part in (title, pictures, markdown) if part)),
     ):
-        runs.save(folder / name, text.encode())
+        files.save(folder / name, text.encode())
 
 
 def terminal(found: Study, checks: list, gaps: list[str], words: list[str], folder: Path) -> str:
     """What a person reads at the end of a sweep; the table fits 100 columns."""
-    parts = [f"{found.scale}/{found.sweep}: bits per byte of the dev set, mean ± sd over seeds", tables.plain(found)]
+    title = f"{found.scale}/{found.sweep}: bits per byte of the dev set, "
+    title += f"mean ± sd (ddof 1) over the finished seeds, {tables.seeds(found)}"
+    parts = [title, formats.plain_text(found)]
     lines = tables.post_lines(found)
     parts.append("\n".join(lines) if len(lines) <= MOST_LINES else f"{len(lines)} runs, one by one in report.md.")
-    parts.append("\n".join([*found.notes, tables.anchors(found)]).strip())
+    parts.append("\n".join([*found.notes, *tables.anchors(found)]))
     if checks:
         parts.append("\n".join(["Beside the post's numbers:", *(f"  {line}" for line in published.lines(checks))]))
-    parts += ["\n".join(words), "\n".join(f"not finished: {gap}" for gap in gaps)]
+    lines = [f"not finished: {gap}" for gap in gaps] + [notes.remedy(found.scale, found.sweep)] * bool(gaps)
+    parts += ["\n".join(words), "\n".join(lines)]
     parts.append(f"Tables, figures and report.md: {folder}")
     return "\n\n".join(part for part in parts if part)
 
@@ -114,39 +104,54 @@ def sweeps(runs_dir: Path, results_dir: Path) -> list[tuple[str, str]]:
 
 
 def write_index(results_dir: Path) -> None:
-    """results/README.md: one line a swap of each sweep."""
-    rows = []
+    """results/README.md: one line a swap of each sweep, and what each swap is."""
+    rows, studies = [], []
     for path in sorted(results_dir.glob("*/*/records.jsonl")):
         found = study(runs.load(path))
-        name = f"{found.scale}/{found.sweep}".translate(tables.MARKDOWN)
+        studies.append(found)
+        name = f"{found.scale}/{found.sweep}".translate(formats.MARKDOWN)
         link = f"[{name}]({path.parent.relative_to(results_dir).as_posix()}/report.md)"
         for row in found.views[-1].swaps:
             rows.append([row.variant.label, interval(row.final), row.verdict, tables.kept(row.variant), link])
-    text = (
-        "# Results\n\nEvery swap of every sweep. Differences are in bits per byte: below zero the swap is better.\n\n"
-    )
-    table = tables.markdown_table((["swap", "difference [95%]", "verdict", "seeds", "sweep"], rows))
-    runs.save(results_dir / "README.md", (text + table + "\n").encode())
+    parts = [
+        "# Results",
+        "Every swap of every sweep: swap minus baseline in final bits per byte, paired by seed, with its 95% t "
+        "interval. Below zero the swap is better. The verdict is Holm-corrected within its sweep.",
+        formats.markdown_table((["swap", "difference [95%]", "verdict", "seeds", "sweep"], rows)),
+    ]
+    if swaps := tables.swaps_table(studies):
+        parts += ["## The swaps", formats.markdown_table(swaps)]
+    files.save(results_dir / "README.md", ("\n\n".join(parts) + "\n").encode())
 
 
 def refresh(readme: Path, results_dir: Path) -> None:
-    """Rewrites what stands between the two markers in the README, if they and the records are there."""
+    """Rewrites what stands between the two markers in the README, where the records are there.
+
+    Raises UserError: no such file, no markers, not to be read.
+    """
     folder = results_dir / FRONT
-    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    if not (folder / "records.jsonl").exists():
+        return
+    try:
+        text = readme.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{readme}: cannot be read, so it does not show the results: {files.first_line(error)}"
+        ) from None
     before, start, rest = text.partition(START)
     _, end, after = rest.partition(END)
-    if not (start and end and (folder / "records.jsonl").exists()):
-        return
+    if not (start and end):
+        raise UserError(f"{readme}: left as it is; a line {START} and then one {END} mark where the results go")
     found = study(runs.load(folder / "records.jsonl"))
     place = Path(os.path.relpath(folder, readme.parent)).as_posix()
-    parts = [tables.main_markdown(found)]
+    parts = [formats.main_markdown(found)]
     parts += [
         f"![{ALT[name]}]({place}/{name}.png)" for name in ("forest", "curves") if (folder / f"{name}.png").exists()
     ]
     parts.append(f"More, run by run and beside the post's numbers: [{place}/report.md]({place}/report.md).")
     new = f"{before}{START}\n\n" + "\n\n".join(parts) + f"\n\n{END}{after}"
     if new != text:
-        runs.save(readme, new.encode())
+        files.save(readme, new.encode())
 
 
 def choose(runs_dir: Path, results_dir: Path, only: str | None) -> list[tuple[str, str]]:
@@ -183,9 +188,12 @@ def main(arguments: list[str] | None = None) -> int:
             status = blame(error)
     try:
         write_index(options.results)
-        refresh(options.readme, options.results)
     except UserError as error:
         status = blame(error)
+    try:
+        refresh(options.readme, options.results)
+    except UserError as error:  # the results are all there: only a word, no failure
+        blame(error)
     return status
 
 

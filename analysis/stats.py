@@ -12,7 +12,7 @@ from statsmodels.stats.multitest import multipletests
 
 ALPHA, POWER, MIN_SEEDS = 0.05, 0.8, 3
 BETTER, WORSE, SAME = "better", "worse", "not distinguishable"
-TOO_FEW, INCOMPLETE = "too few seeds", "incomplete"
+TOO_FEW, INCOMPLETE, APART = "too few seeds", "incomplete", "not comparable"
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from analysis import runs, stats
+from analysis import grid, notes, stats
+from analysis.guard import guard
+from analysis.runs import BASELINE
 from analysis.stats import Difference, Spread
 from config import UserError
-
-BASELINE = "baseline"
-RATE = "train.lr"  # the swept key that is tuned for each variant, not compared
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,11 @@ class View:
     def swaps(self) -> list[Row]:
         return [row for row in self.rows if row.final is not None]
 
+    @property
+    def family(self) -> list[Row]:
+        """The comparisons that Holm's correction counts: finished or not, but no swap that can never be compared."""
+        return [row for row in self.swaps if row.verdict != stats.APART]
+
 
 @dataclass(frozen=True)
 class Study:
@@ -81,23 +85,25 @@ class Study:
     gaps: list[str]  # planned runs without a result, by name
     notes: list[str]  # what a reader of the tables must be told
 
+    @property
+    def final_apart(self) -> bool:
+        """Whether some run ends at another step than the last common checkpoint."""
+        return {r["evals"][-1][0] for v in self.variants for r in v.done.values()} != set(self.steps[-1:])
+
 
 def study(records: list[dict]) -> Study:
     """Raises UserError where there are no records."""
     if not records:
         raise UserError("no records: there is nothing to put into a table")
-    variants = group(runs.guard(records))
+    variants = group(guard(records))
     evaluated = [{step for step, _ in r["evals"] if step > 0} for v in variants for r in v.done.values()]
     steps = sorted(set.intersection(*evaluated)) if evaluated else []
-    grid = rates(variants)
-    views = [View(title, compare(pairs, steps)) for title, pairs in (tuned(grid) if grid else plain(variants))]
-    gaps = [f"{v.name}/seed{r['seed']} {told(r)}" for v in variants for r in v.records if r["state"] != "finished"]
-    notes = [note for view in views for row in view.rows for note in row_notes(row)] + grid_notes(grid)
-    if not any(v.swap == BASELINE for v in variants):
-        notes = ["There is no baseline among these runs, so no differences."]
-    notes += [note for view in views for row in view.rows for note in code_notes(row)]
-    notes = list(dict.fromkeys(notes))  # two views may tell the same
-    return Study(records[0]["scale"], records[0]["sweep"], variants, steps, views, grid, gaps, notes)
+    by_rate = grid.rates(variants)
+    tables = grid.tuned(by_rate) if by_rate else at_equal_axes(variants)
+    views = [View(title, compare(pairs, steps)) for title, pairs in tables]
+    told = notes.of_sweep(variants, [row for view in views for row in view.rows]) + grid.edges(by_rate)
+    first = records[0]
+    return Study(first["scale"], first["sweep"], variants, steps, views, by_rate, notes.gaps(variants), told)
 
 
 def group(records: list[dict]) -> list[Variant]:
@@ -127,59 +133,22 @@ def bpb(record: dict, step: int) -> float:
     return dict(record["evals"])[step]
 
 
-def told(record: dict) -> str:
-    """A run's state and why, in words."""
-    return " ".join(f"{record['state']}: {record['reason']}".rstrip(": ").split())
-
-
-def plain(variants: list[Variant]) -> list[tuple]:
+def at_equal_axes(variants: list[Variant]) -> list[tuple]:
     """One table: each swap beside the baseline with the same values of the other axes."""
     baselines = {repr(sorted(v.axes.items())): v for v in variants if v.swap == BASELINE}
     pairs = [(v, None if v.swap == BASELINE else baselines.get(repr(sorted(v.axes.items())))) for v in variants]
     return [("", pairs)]
 
 
-def rates(variants: list[Variant]) -> dict[tuple, dict[float, Variant]]:
-    """Where learning rates were swept: the variants of each swap (and of other axes) by their rate."""
-    if len({v.axes[RATE] for v in variants if RATE in v.axes}) < 2:
-        return {}
-    grid = defaultdict(dict)
-    for v in variants:
-        rest = repr(sorted((key, value) for key, value in v.axes.items() if key != RATE))
-        grid[v.swap, rest if RATE in v.axes else f"{rest} untuned"][v.axes.get(RATE, np.nan)] = v
-    return dict(grid)
-
-
-def tuned(grid: dict[tuple, dict[float, Variant]]) -> list[tuple]:
-    """Two tables: all at the baseline's best rate, and each variant at its own best rate."""
-    shared, own = [], []
-    for (swap, rest), by_rate in grid.items():
-        base = grid.get((BASELINE, rest))
-        anchor = base[best_rate(base)] if base else None
-        partner = None if swap == BASELINE else anchor
-        own.append((by_rate[best_rate(by_rate)], partner))
-        rate = anchor.axes.get(RATE) if anchor else None
-        if rate in by_rate:
-            shared.append((by_rate[rate], partner))
-    tables = [("At the shared learning rate (the baseline's best, chosen on dev)", shared)] if shared else []
-    return [*tables, ("Each at its own best learning rate (chosen on dev)", own)]
-
-
-def best_rate(by_rate: dict[float, Variant]) -> float:
-    """The rate of the lowest mean final bpb over seeds, among the rates at which every seed finished, if any."""
-    whole = {rate: v for rate, v in by_rate.items() if v.complete} or by_rate
-    return min(whole, key=lambda rate: (-len(whole[rate].done), np.nan_to_num(whole[rate].final.mean, nan=np.inf)))
-
-
 def compare(pairs: list[tuple[Variant, Variant | None]], steps: list[int]) -> list[Row]:
-    """The rows of one table; Holm's correction runs over all its swaps, finished or not."""
+    """The rows of one table; Holm's correction runs over its family."""
     rows = [contrast(variant, baseline, steps) for variant, baseline in pairs]
-    swaps = [row for row in rows if row.final is not None]
-    adjusted = stats.holm([row.final.p if row.verdict == "" else np.nan for row in swaps])
-    known = [row.final for row in swaps if len(row.final.values) > 1]
+    family = View("", rows).family
+    adjusted = stats.holm([row.final.p if row.verdict == "" else np.nan for row in family])
+    known = [row.final for row in family if len(row.final.values) > 1]
     sds, ns = [d.sd for d in known], [len(d.values) for d in known]
-    p = {row.variant.name: value for row, value in zip(swaps, adjusted, strict=True)}
-    return [judged(row, p[row.variant.name], sds, ns, len(swaps)) if row.final is not None else row for row in rows]
+    p = {row.variant.name: value for row, value in zip(family, adjusted, strict=True)}
+    return [judged(row, p[row.variant.name], sds, ns, len(family)) if row.variant.name in p else row for row in rows]
 
 
 def contrast(variant: Variant, baseline: Variant | None, steps: list[int]) -> Row:
@@ -191,6 +160,7 @@ def contrast(variant: Variant, baseline: Variant | None, steps: list[int]) -> Ro
     final = stats.paired(*([r["summary"]["final_bpb"] for r in side] for side in (mine, base)))
     at = {step: stats.paired(*([bpb(r, step) for r in side] for side in (mine, base))) for step in steps}
     word = stats.INCOMPLETE if not (variant.complete and baseline.complete) else ""
+    word = stats.APART if notes.apart(variant) else word
     if not word and len(seeds) < stats.MIN_SEEDS:
         word = stats.TOO_FEW
     return Row(variant, baseline, final, at, verdict=word)
@@ -201,50 +171,3 @@ def judged(row: Row, p: float, sds: list[float], ns: list[int], family: int) -> 
     if row.verdict:
         return replace(row, resolvable=least)
     return replace(row, resolvable=least, p=float(p), verdict=stats.verdict(row.final, p))
-
-
-def row_notes(row: Row) -> list[str]:
-    """Seeds without a partner, a swap that changes nothing, a cost that is not matched, no baseline at these axes."""
-    v, base = row.variant, row.baseline
-    notes = []
-    if base is None:
-        return [f"{v.label}: no baseline was planned with the same settings."] if v.swap != BASELINE else []
-    alone = [f"{x.name}/seed{s}" for x, y in ((v, base), (base, v)) for s in sorted(x.done) if s not in y.done]
-    if alone:
-        notes.append(f"Unpaired, so not in the difference of {v.label}: {', '.join(alone)}.")
-    if len(row.final.values) and not row.final.values.any():
-        notes.append(f"{v.label}: every seed equals the baseline's to the last digit. Does this swap change anything?")
-    if v.about.get("matched") is False:
-        notes.append(f"{v.label}: parameters are not matched. {v.about.get('reason') or ''}".strip())
-    return notes
-
-
-def grid_notes(grid: dict[tuple, dict[float, Variant]]) -> list[str]:
-    """Variants whose best rate is the lowest or the highest that was tried: a better one may lie beyond."""
-    notes = []
-    for by_rate in grid.values():
-        ended = [rate for rate, v in by_rate.items() if all(r["state"] in ("finished", "diverged") for r in v.records)]
-        rate = best_rate(by_rate)
-        if len(by_rate) > 1 and rate in ended and rate in (min(ended), max(ended)):
-            notes.append(f"{by_rate[rate].label}: the best rate is on the grid's edge; a better one may lie beyond.")
-    return notes
-
-
-def code_notes(row: Row) -> list[str]:
-    """Seeds that ran different code are averaged, and compared with the baseline, only with a word about it."""
-    mine, base = codes(row.variant), codes(row.baseline) if row.baseline else {}
-    notes = []
-    if len(mine) > 1:
-        parts = "; ".join(f"{', '.join(seeds)}: {code}" for code, seeds in mine.items())
-        notes.append(f"{row.variant.label}: its seeds did not run the same code ({parts}).")
-    if len(mine) == len(base) == 1 and mine.keys() != base.keys():
-        notes.append(f"{row.variant.label}: ran code {next(iter(mine))}, its baseline code {next(iter(base))}.")
-    return notes
-
-
-def codes(v: Variant) -> dict[str, list[str]]:
-    """Code hash -> the finished seeds that ran it."""
-    found = defaultdict(list)
-    for seed, record in v.done.items():
-        found[str(record["provenance"].get("code_sha256"))[:8]].append(f"seed{seed}")
-    return found

@@ -22,11 +22,23 @@ def plain_number(x: float) -> str:
     return NONE if np.isnan(x) else f"{x:.3f}"
 
 
-def spread(s: Spread) -> str:
+def show_spread(s: Spread) -> str:
     """Mean and standard deviation, where there is more than one seed."""
     if not s.n:
         return NONE
     return f"{s.mean:.3f}" + (f" ±{HARD}{s.sd:.3f}" if s.n > 1 else "")
+
+
+def count(ns: list[int]) -> str:
+    """How many seeds: "n = 3", or from fewest to most."""
+    low, high = min(ns, default=0), max(ns, default=0)
+    return f"n = {low}" if low == high else f"n = {low}{DASH}{high}"
+
+
+def some(names: list[str], most: int = 6) -> str:
+    """A list of names, in short where it is long."""
+    rest = len(names) - most
+    return ", ".join(names) if rest <= 1 else f"{', '.join(names[:most])} and {rest} more"
 
 
 def interval(d: Difference | None) -> str:

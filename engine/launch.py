@@ -24,10 +24,12 @@ def sweep(
     `overrides` and `declared` tell which keys are swept; `width` is how many runs train at once.
     """
     freezer, axes = Freezer(), swept_keys(overrides, declared)
-    plan = [freezer.freeze(config, axes, threads=1) for config in composed]
+    plan = [freezer.freeze(config, axes) for config in composed]
     require_distinct(plan)
     states = {job.folder: rundir.state(job.folder, to_plain(job.config)) for job in plan}
     todo = [job for job in plan if states[job.folder] not in rundir.ENDED]
+    for text in freezer.texts.values():
+        print(text)
     print(f"{len(plan)} runs planned, {len(plan) - len(todo)} done before, {len(todo)} to train", flush=True)
     width = width or side_by_side(plan[0])
     if dry:
@@ -119,9 +121,13 @@ def single(composed: DictConfig) -> int:
     """One run in this process, as `python train.py` without a sweep starts it. Returns the exit status."""
     job = Freezer().freeze(composed)
     rundir.freeze(job.folder, to_plain(job.config))
-    print(f"{job.folder}: {job.config.about.label}, {job.config.train.steps} steps", flush=True)
+    found = rundir.read(job.folder)
+    so_far = f", {found['state']} at step {found['step']}" if found["step"] else ""
+    print(f"{job.folder}: {job.config.about.label}, {job.config.train.steps} steps{so_far}", flush=True)
     with Board({job.name: job.config.train.steps}) as board:
         code = attempt(job.config, job.folder, lambda row: board.row(job.name, row))
     if code != USER_ERROR:
         print(describe(job))
+    if code > 128:
+        print("A resume point is saved. The same command goes on from there.")
     return code

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -35,9 +34,7 @@ class Freezer:
     def __init__(self):
         self.texts: dict[str, Corpus] = {}
 
-    def freeze(
-        self, composed: DictConfig, axes: Iterable[str] = (), threads: int | None = None, variant: str | None = None
-    ) -> Job:
+    def freeze(self, composed: DictConfig, axes: Iterable[str] = (), variant: str | None = None) -> Job:
         """A job from what Hydra composed. `axes`: swept keys besides swap and seed; they name the variant.
 
         Raises UserError for any value that the run would stumble over later.
@@ -58,12 +55,11 @@ class Freezer:
         run.sweep = slug(config.name or choices.get("sweeps") or "scratch")
         if config.text.name != HOME_TEXT:
             run.sweep += f"-{config.text.name}"
-        config.machine.threads = config.machine.threads or threads
         text = self.text(config)
         run.text_sha256, run.vocab_size = text.sha256, text.vocab_size
         cost.require_match(config)
-        folder = Path(config.runs_dir, run.scale, run.sweep, quote(run.variant, safe="=,._-+"), f"seed{config.seed}")
-        return Job(config, folder)
+        home = Path(config.runs_dir, run.scale, run.sweep)
+        return Job(config, rundir.place(home, run.variant, config.seed))
 
     def text(self, config: Config) -> Corpus:
         key = repr(config.text)

@@ -91,7 +91,7 @@ def side_by_side(job: Job) -> int:
     """How many runs at once: one per GPU, else as many as the cores hold."""
     if job.config.machine.device not in ("auto", "cpu"):
         return max(1, len(visible_gpus(job)))
-    return len(visible_gpus(job)) or max(1, machine.cores() // (job.config.machine.threads or 1))
+    return len(visible_gpus(job)) or max(1, machine.cores() // job.config.machine.threads)
 
 
 def visible_gpus(job: Job) -> list[str]:

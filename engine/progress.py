@@ -70,6 +70,7 @@ class Board:
     def plain(self) -> str:
         done, all_steps = sum(self.at.values()), sum(self.steps.values())
         fresh = done - sum(self.begun.values())
-        left = (all_steps - done) * (time.monotonic() - self.started) / fresh if fresh else 0
+        minutes = (all_steps - done) * (time.monotonic() - self.started) / fresh / 60 if fresh else None
+        left = "no estimate yet" if minutes is None else f"about {max(1, round(minutes))} min left"
         running = ", ".join(f"{name} {self.at[name]}/{self.steps[name]}" for name in self.speed)
-        return f"{done / all_steps:4.0%} of all steps, about {left / 60:.0f} min left; {running}"
+        return f"{done / all_steps:4.0%} of all steps, {left}; {running}"

@@ -73,6 +73,13 @@ def write_whole(path: Path, data: bytes) -> None:
             os.close(folder)
 
 
+def save(path: Path, data: bytes) -> None:
+    """Like `write_whole`, and makes the folders above. Raises UserError: the place cannot be written."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, data)
+
+
 def _finite(value):
     """The same structure with null for nan and inf."""
     if isinstance(value, dict):

@@ -11,6 +11,7 @@ import re
 import socket
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 import psutil
 from filelock import MarkerSoftFileLock
@@ -22,6 +23,16 @@ from storage.files import flatten, load, to_json, write_whole, writing
 
 ENDED = ("finished", "diverged")
 LOCK = ".lock"
+
+
+def place(home: Path, variant: str, seed: int) -> Path:
+    """The folder of a run in that of its sweep, whatever characters a swept value brings into the variant's name."""
+    return home / quote(variant, safe="=,._-+") / f"seed{seed}"
+
+
+def variant_of(folder: Path) -> str:
+    """The variant whose run a folder holds: the inverse of `place`."""
+    return unquote(folder.parent.name)
 
 
 def identity(config: dict) -> str:

@@ -35,7 +35,7 @@ def freeze(text_file, tmp_path):
     def make(*overrides: str) -> Job:
         import cli
 
-        return Freezer().freeze(cli.compose([*places(tmp_path, text_file), *overrides]), threads=1)
+        return Freezer().freeze(cli.compose([*places(tmp_path, text_file), *overrides]))
 
     return make
 

@@ -56,7 +56,8 @@ def record(swap: str, seed: int, end: float, rng, steps=STEPS, scale="cpu", name
 
 def summary(evals: list, best: list, rng) -> dict:
     return {
-        "final_bpb": evals[-1][1], "best_bpb": best[1], "best_step": best[0], "passes": 1.53, "train_s": 61.0,
+        "final_bpb": evals[-1][1], "evals": evals, "best_bpb": best[1], "best_step": best[0], "passes": 1.53,
+        "train_s": 61.0,
         "tokens_per_s": float(rng.normal(26_100, 200)), "peak_mb": 412.5, "baseline_non_embedding": 443_232,
         "params": {"total": 451_872, "non_embedding": 443_232, "active": 451_872}, "flops_per_token": 6_100_000,
         "kv_bytes_per_token": 1536, "dev_bytes": 119_000, "dev_symbols": 119_000, "fallback_bytes": 0,
@@ -82,8 +83,9 @@ def folders(records: list[dict], runs: Path, plan: bool = True) -> Path:
         folder = home / r["variant"] / f"seed{r['seed']}"
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(yaml.safe_dump(config(r)))
-        for name in ("provenance", "summary"):
-            (folder / f"{name}.json").write_text(json.dumps(r[name]))
+        (folder / "provenance.json").write_text(json.dumps(r["provenance"]))
+        if r["state"] in ("finished", "diverged"):
+            (folder / "summary.json").write_text(json.dumps(r["summary"] | {"evals": r["evals"]}))
         last = r["evals"][-1][0]
         status = {"state": r["state"], "reason": r["reason"], "step": last, "steps": last}
         (folder / "status.json").write_text(json.dumps(status))

@@ -37,6 +37,10 @@ class Corpus:
     sha256: str  # of the training and dev bytes
     codec: Codec = field(repr=False)
 
+    def __str__(self) -> str:
+        dev = f"{self.dev_bytes:,} bytes to score in {len(self.dev)} stretches"
+        return f"text: {self.train_bytes:,} bytes to train on, {dev}, {self.vocab_size} {self.kind.value} symbols"
+
     @property
     def dev_symbols(self) -> int:
         """Dev symbols that the model predicts: all but each stretch's BOS and the escapes."""

@@ -84,7 +84,7 @@ def _first(parts: list[bytes], limit: int | None) -> list[bytes]:
 def _read(source: Path) -> dict[str, bytes]:
     """Name and bytes of each distinct, non-empty document: a file, or all files below a folder."""
     if not source.exists():
-        raise UserError(f"text.path={source}: no such file or folder")
+        raise UserError(f"text.path={source}: no such file or folder (a text of conf/text is called text=NAME)")
     if not (source.is_file() or source.is_dir()):
         raise UserError(f"text.path={source}: neither a file nor a folder")
     paths = [source] if source.is_file() else _files(source)

@@ -53,14 +53,13 @@ def settle(c: MachineConfig) -> Machine:
 
     Raises UserError for a device that is not there or a precision that fails on it.
     """
-    threads = c.threads or cores()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(c.threads)
     try:
         device = torch.device(c.device if c.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
         precision = c.precision
         if precision is Precision.auto:
             precision = Precision.bf16 if has_bf16(device) else Precision.fp32
-        machine = Machine(device, precision, threads, c.compile)
+        machine = Machine(device, precision, c.threads, c.compile)
         with machine.autocast():
             torch.ones(2, 2, device=device) @ torch.ones(2, 2, device=device)
     except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts

@@ -1,5 +1,6 @@
 """Being asked to stop: SIGINT (Ctrl-C) and SIGTERM wait until the step is done."""
 
+import os
 import signal
 from contextlib import contextmanager
 
@@ -16,8 +17,12 @@ class Stopped(KeyboardInterrupt):
 def stop_signals():
     """SIGINT and SIGTERM, held until the step is done: yields a function that gives the signal's number or 0."""
     got = [0]
-    both = (signal.SIGINT, signal.SIGTERM)
-    before = {s: signal.signal(s, lambda number, frame: got.__setitem__(0, number)) for s in both}
+
+    def note(number, frame):
+        got[0] = number
+        os.write(2, b"stopping after this step\n")  # print is not safe in a handler
+
+    before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: got[0]
     finally:
