@@ -90,8 +90,8 @@ def baseline_of(model: ModelConfig) -> ModelConfig:
 
 @dataclass
 class TrainConfig:
-    steps: int = 700
-    batch_size: int = 16  # sequences a step
+    steps: int = 800
+    batch_size: int = 8  # sequences a step
     optimizer: str = "adamw"  # optim.OPTIMIZERS
     lr: float = 1e-3  # peak learning rate
     schedule: str = "constant"  # optim.SCHEDULES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,14 @@ def of_sweep(variants: list[Variant], rows: list[Row]) -> list[str]:
     notes += [note for key in NOTED for note in different(key, variants)]
     notes += groups(done)
     notes += [f"{name_of(record)}: {record['reason']}." for record in done if record["reason"]]
+    if done and not any(beats_gzip(record) for record in done):
+        notes.append("No run here predicts the text better than gzip: this tries the machinery and is no evidence.")
     return list(dict.fromkeys(notes))
+
+
+def beats_gzip(record: dict) -> bool:
+    """Whether a run has learned more of its text than a compressor from 1992."""
+    return record["summary"]["final_bpb"] < record["summary"].get("anchors", {}).get("gzip", math.inf)
 
 
 def of_row(row: Row) -> list[str]:

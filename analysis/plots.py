@@ -14,7 +14,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from analysis.stats import BETTER, WORSE
 from analysis.study import Row, Study, View
@@ -89,8 +89,8 @@ def wrapped(label: str, width: int, lines: int = 2) -> str:
     return "\n".join(textwrap.wrap(label, width, max_lines=lines, placeholder=" …"))
 
 
-def panels(rows: list[Row], paint: Callable[[Axes, Row], None], caption: str, y_label: str) -> Figure:
-    """One small panel a swap, all on the same axes."""
+def panels(study: Study, rows: list[Row], paint: Callable[[Axes, Row], None], caption: str, y_label: str) -> Figure:
+    """One small panel a swap, all on the same axes, ticks at the checkpoints."""
     columns = min(len(rows), 2 if len(rows) <= 4 else 3)
     lines = math.ceil(len(rows) / columns)
     figure = Figure(
@@ -102,18 +102,21 @@ def panels(rows: list[Row], paint: Callable[[Axes, Row], None], caption: str, y_
         title = wrapped(row.variant.label, 40 if columns < 3 else 26, lines=3)
         ax.set_title(title, loc="left", color=colour(row), weight="bold")
         ax.text(0.99, 0.97, said(row), transform=ax.transAxes, ha="right", va="top", color=colour(row), fontsize=8)
-        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        few = len(study.steps) <= 5
+        ax.xaxis.set_major_locator(FixedLocator(study.steps) if few else MaxNLocator(4, integer=True))
         ax.tick_params(labelbottom=True)
     for ax in axes.flat[len(rows) :]:
         ax.set_axis_off()
     figure.supxlabel("step", fontsize=9)
     figure.supylabel(y_label, fontsize=9)
-    head(figure, caption, 105 if columns > 1 else 70)
+    head(figure, study, caption, 105 if columns > 1 else 70)
     return figure
 
 
-def head(figure: Figure, caption: str, width: int) -> None:
-    """What is shown, in small letters over the whole figure."""
+def head(figure: Figure, study: Study, caption: str, width: int) -> None:
+    """What is shown, and of which sweep and text, in small letters over the whole figure."""
+    texts = sorted({record["text"] for variant in study.variants for record in variant.records if record.get("text")})
+    caption = f"{study.scale}/{study.sweep} on {', '.join(texts)}. {caption}"
     figure.suptitle("\n".join(textwrap.wrap(caption, width)), fontsize=9, x=0.01, ha="left", color="#333333")
 
 
@@ -140,7 +143,7 @@ def curves(study: Study) -> Figure:
 
     caption = "One line a seed (dotted: not finished), final means at the right."
     caption += f" Grey: {bases[0] if len(bases) == 1 else 'the baseline with the same settings'}." if bases else ""
-    figure = panels(rows, paint, caption + rest, "dev bits per byte")
+    figure = panels(study, rows, paint, caption + rest, "dev bits per byte")
     figure.axes[0].set_ylim(low - span * 0.08, low + span * 1.05)
     return figure
 
@@ -180,7 +183,7 @@ def forest(study: Study) -> Figure:
     caption = f"Swap minus baseline: mean and 95% t interval, paired by seed, {count} (small ticks)." + views[0][2]
     without = [row.variant.label for view in study.views for row in view.swaps if not len(row.final.values)]
     caption += f" No finished pair of seeds: {'; '.join(without)}." if without else ""
-    head(figure, caption, 105)
+    head(figure, study, caption, 105)
     return figure
 
 
@@ -236,7 +239,7 @@ def steps(study: Study) -> Figure:
     caption = (
         "Swap minus baseline at each checkpoint: mean, 95% t interval, and each seed. Below the grey line: better."
     )
-    figure = panels(rows, paint, caption + rest, "difference in dev bits per byte")
+    figure = panels(study, rows, paint, caption + rest, "difference in dev bits per byte")
     room = max(high - low, 0.01) * 0.18
     figure.axes[0].set_ylim(low - room, high + room)
     return figure

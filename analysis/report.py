@@ -28,7 +28,7 @@ ALT = {
 @dataclass(frozen=True)
 class Report:
     text: str  # for the terminal
-    complete: bool  # every planned run has a result
+    gaps: list[str]  # planned runs without a result, by name
 
 
 def build(runs_dir: Path, results_dir: Path, scale: str, sweep: str) -> Report:
@@ -43,7 +43,7 @@ def build(runs_dir: Path, results_dir: Path, scale: str, sweep: str) -> Report:
     figures = plots.draw(found, folder)
     write_tables(found, folder, formats.markdown(found, checks, source["post"]["title"]), figures)
     gaps = [*found.gaps, *passed_over]
-    return Report(terminal(found, checks, gaps, words, folder), not gaps)
+    return Report(terminal(found, checks, gaps, words, folder), gaps)
 
 
 def renew(home: Path, path: Path) -> tuple[list[str], list[str]]:
@@ -112,12 +112,13 @@ def write_index(results_dir: Path) -> None:
         name = f"{found.scale}/{found.sweep}".translate(formats.MARKDOWN)
         link = f"[{name}]({path.parent.relative_to(results_dir).as_posix()}/report.md)"
         for row in found.views[-1].swaps:
-            rows.append([row.variant.label, interval(row.final), row.verdict, tables.kept(row.variant), link])
+            cells = [row.variant.label, interval(row.final), row.verdict, tables.kept(row.variant)]
+            rows.append([link, row.variant.records[0]["text"], f"{found.steps[-1]:,}" if found.steps else "—", *cells])
     parts = [
         "# Results",
         "Every swap of every sweep: swap minus baseline in final bits per byte, paired by seed, with its 95% t "
         "interval. Below zero the swap is better. The verdict is Holm-corrected within its sweep.",
-        formats.markdown_table((["swap", "difference [95%]", "verdict", "seeds", "sweep"], rows)),
+        formats.markdown_table((["sweep", "text", "steps", "swap", "difference [95%]", "verdict", "seeds"], rows)),
     ]
     if swaps := tables.swaps_table(studies):
         parts += ["## The swaps", formats.markdown_table(swaps)]
@@ -174,7 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", metavar="SCALE/SWEEP", help="one sweep alone")
     parser.add_argument("--readme", type=Path, default=Path("README.md"), help="file with the results markers")
     options = parser.parse_args(arguments)
-    status = 0
+    status, gaps = 0, []
     try:
         chosen = choose(options.runs, options.results, options.only)
     except UserError as error:
@@ -182,10 +183,13 @@ def main(arguments: list[str] | None = None) -> int:
     for scale, sweep in chosen:
         try:
             report = build(options.runs, options.results, scale, sweep)
-            print(report.text, end="\n\n")
-            status = max(status, 0 if report.complete else 1)
         except UserError as error:  # the other sweeps still get their tables
             status = blame(error)
+            continue
+        print(report.text if len(chosen) == 1 else f"{options.results / scale / sweep / 'report.md'}")
+        gaps += [f"not finished: {scale}/{sweep}/{gap}" for gap in report.gaps] if len(chosen) > 1 else []
+        status = max(status, 1 if report.gaps else 0)
+    print("\n".join(gaps), end="\n" * bool(gaps))
     try:
         write_index(options.results)
     except UserError as error:

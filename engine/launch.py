@@ -81,8 +81,9 @@ def conclude(plan: list[Job]) -> int:
         config = mine[0].config
         built = report.build(Path(config.runs_dir), Path(config.results_dir), home.parent.name, home.name)
         print(built.text)
-        complete &= built.complete
+        complete &= not built.gaps
         mirror.report(to_plain(config))
+    report.write_index(Path(plan[0].config.results_dir))
     complete &= all(rundir.read(job.folder)["state"] == "finished" for job in plan)
     return OK if complete else FAILED
 

@@ -155,7 +155,7 @@ def test_a_sweep_that_only_measured_its_start(tmp_path):
     folders(records, tmp_path / "runs")
     built = report.build(tmp_path / "runs", tmp_path / "results", "cpu", "blog")
     results = tmp_path / "results/cpu/blog"
-    assert built.complete and [path.stem for path in results.glob("*.png")] == ["forest"]
+    assert not built.gaps and [path.stem for path in results.glob("*.png")] == ["forest"]
     assert "6.610 ±\u00a00.010" in (results / "table.md").read_text()
 
 
@@ -269,7 +269,7 @@ def test_a_report_is_rebuilt_byte_for_byte_and_from_records_alone(tmp_path):
     folders(sweep(SMALL), tmp_path / "runs")
     built = report.build(tmp_path / "runs", tmp_path / "results", "cpu", "blog")
     place = tmp_path / "results/cpu/blog"
-    assert built.complete and len(list(place.glob("*.png"))) == 3 and "GELU MLP, 4D wide" in built.text
+    assert not built.gaps and len(list(place.glob("*.png"))) == 3 and "GELU MLP, 4D wide" in built.text
     first = read(place)
     assert set(first) >= {"records.jsonl", "table.md", "table.csv", "table.tex", "report.md", "curves.svg"}
     report.build(tmp_path / "runs", tmp_path / "results", "cpu", "blog")
@@ -286,8 +286,8 @@ def test_finished_records_are_not_replaced_by_runs_that_have_not_finished(quick_
     for status in (tmp_path / "runs").rglob("status.json"):
         status.write_text(json.dumps({"state": "running"}))
     again = report.build(tmp_path / "runs", tmp_path / "results", "cpu", "blog")
-    assert built.complete and path.read_bytes() == before
-    assert not again.complete and "Kept from the records that were there" in again.text
+    assert not built.gaps and path.read_bytes() == before
+    assert again.gaps and "Kept from the records that were there" in again.text
     assert "gelu/seed0 interrupted" in again.text
 
 
@@ -304,7 +304,7 @@ def test_one_new_run_replaces_one_record_and_keeps_the_others(quick_figures, tmp
     built, left = build(tmp_path, old)
     assert [runs.key_of(r) for r in left] == [runs.key_of(r) for r in old]
     assert left[4]["evals"] == new[4]["evals"] and [r for n, r in enumerate(left) if n != 4] == old[:4] + old[5:]
-    assert "Kept from the records that were there: baseline/seed0, baseline/seed1" in built.text and built.complete
+    assert "Kept from the records that were there: baseline/seed0, baseline/seed1" in built.text and not built.gaps
 
 
 def test_the_plan_is_the_union_with_the_baseline_first(tmp_path):
@@ -323,7 +323,7 @@ def test_a_run_that_lost_its_folder_is_a_gap_though_its_record_is_kept(quick_fig
     home = folders(sweep(SMALL), tmp_path / "runs")
     (home / "gelu/seed1/status.json").unlink()
     built, left = build(tmp_path, sweep(SMALL))
-    assert left[4]["state"] == "finished" and not built.complete
+    assert left[4]["state"] == "finished" and built.gaps
     assert "not finished: gelu/seed1 interrupted" in built.text and "its earlier record is shown" in built.text
 
 
@@ -332,10 +332,10 @@ def test_a_gap_names_its_remedy_and_a_run_can_be_withdrawn(quick_figures, tmp_pa
     names = json.loads((home / "plan.json").read_text())["runs"]
     (home / "plan.json").write_text(json.dumps({"runs": [*names, "gelu/seed7"]}))
     built = report.build(tmp_path / "runs", tmp_path / "results", "cpu", "blog")
-    assert not built.complete and "gelu/seed7 missing: no folder" in built.text
+    assert built.gaps and "gelu/seed7 missing: no folder" in built.text
     assert "run the same command again" in built.text and "its entry from runs/cpu/blog/plan.json" in built.text
     (home / "plan.json").write_text(json.dumps({"runs": names}))
-    assert report.build(tmp_path / "runs", tmp_path / "results", "cpu", "blog").complete
+    assert report.build(tmp_path / "runs", tmp_path / "results", "cpu", "blog").gaps == []
 
 
 def test_outside_git_nothing_is_called_committed(quick_figures, tmp_path):
