@@ -10,9 +10,10 @@ READY := $(if $(filter $(VENV)/bin/python,$(PY)),$(VENV)/.ready)
 S ?= blog
 GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 SCALE ?= $(if $(GPU),blog,cpu)
+export TEXT
 # What `make sweep` hands to train.py: one override for each variable that is set. TEXT is a name in conf/text, or a path.
-ASKED = sweeps=$(S) scale=$(SCALE) $(if $(SEEDS),seed=$(SEEDS)) \
-  $(if $(TEXT),$(if $(wildcard conf/text/$(TEXT).yaml),text=$(TEXT),text=file 'text.path="$(TEXT)"')) \
+ASKED = sweeps=$(S) scale=$(SCALE) $(if $(SEEDS),'seed=$(SEEDS)') \
+  $(if $(TEXT),$(if $(wildcard conf/text/$(TEXT).yaml),text=$(TEXT),text=file 'text.path=$${oc.env:TEXT}')) \
   $(if $(WANDB),wandb.mode=$(WANDB)) $(if $(JOBS),hydra.launcher.jobs=$(JOBS)) \
   $(if $(filter-out 0,$(DRY)),hydra.launcher.dry=true) $(ARGS)
 

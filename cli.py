@@ -1,12 +1,15 @@
 """From the command line to a run or a sweep: Hydra composes, a mistake becomes one line."""
 
+import atexit
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import hydra
+import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -18,6 +21,7 @@ from config import Config, UserError, keys, no_such
 from storage.files import first_line
 
 ROOT = Path(__file__).parent
+MISTAKES = (UserError, HydraException, OmegaConfBaseException, yaml.YAMLError)
 GROUPS = ("swap", "scale", "text", "sweeps")
 
 
@@ -34,7 +38,7 @@ def in_one_line(call: Callable, *args) -> int:
         return call(*args)
     except KeyboardInterrupt:  # before there was anything to save
         return 130
-    except (UserError, HydraException, OmegaConfBaseException) as error:
+    except MISTAKES as error:
         print(f"oneswap: {one_line(error)}", file=sys.stderr)
         return 2
 
@@ -61,6 +65,9 @@ def with_hydra(composed: DictConfig) -> DictConfig:
 def prepare() -> None:
     """What Hydra must know before it composes: the schema of config.py and the folder of sweeps/."""
     os.environ["ONESWAP_ROOT"] = str(ROOT)
+    scratch = tempfile.TemporaryDirectory(prefix="oneswap-")  # Hydra insists on writing a file of its own
+    atexit.register(scratch.cleanup)
+    os.environ["ONESWAP_SCRATCH"] = scratch.name
     ConfigStore.instance().store(name="schema", node=Config)
 
 

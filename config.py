@@ -5,6 +5,7 @@ The defaults of `ModelConfig` are the baseline block. `conf/scale` says how larg
 """
 
 import difflib
+import os
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from operator import attrgetter
@@ -81,6 +82,17 @@ class ModelConfig:
 
 
 SIZE = ("n_layer", "n_head", "d_model", "context")
+
+
+# What one swap may turn, by the seam that it names in `about`. A new seam is a new line here.
+SEAMS = {
+    "baseline": (),
+    "wiring": ("model.wiring",),
+    "norm": ("model.norm", "model.norm_eps"),
+    "mlp": ("model.mlp", "model.mlp_width"),
+    "attention": ("model.attention",),
+    "position": ("model.position", "model.rope_base"),
+}
 
 
 def baseline_of(model: ModelConfig) -> ModelConfig:
@@ -169,7 +181,7 @@ class Config:
 
 # A finished or half-finished run may be met again with other values of these: they name or place
 # a run, or decide what is written down of it, and never move a weight.
-FREE = ("about", "wandb", "runs_dir", "results_dir", "name", "machine.device", "machine.threads", "machine.precision",
+FREE = ("about", "wandb", "runs_dir", "results_dir", "name", "machine.device", "machine.threads",
         "train.log_every", "train.save_every", "eval.batch_size", "text.path")  # fmt: skip
 
 
@@ -186,6 +198,11 @@ def check(c: Config) -> None:
     rules += [(key, lambda v: 0 <= v < 1, "in [0, 1)") for key in ("model.dropout", "train.beta1", "train.beta2")]
     rules += [
         ("train.checkpoints", lambda v: all(step >= 0 for step in v), "steps of at least 0"),
+        (
+            "machine.threads",
+            lambda v: v <= (os.cpu_count() or 1),
+            f"at most {os.cpu_count()}, the cores that are here",
+        ),
         ("train.warmup", lambda v: v <= max(c.train.steps, 0), f"at most train.steps={c.train.steps}"),
         ("eval.stride", lambda v: v is None or v <= c.model.context, f"at most model.context={c.model.context}"),
     ]

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 import cli
 from analysis.words import post_line
+from config import UserError
 from engine.plan import Freezer, slug
 from training.loop import run
 
@@ -26,9 +27,12 @@ def train(label: str, *, scale: str = "blog", **options) -> dict:
     The same call again reads the finished run. Raises UserError for an option that is no knob.
     """
     options = {name: POST_NAMES.get(name, {}).get(str(value), value) for name, value in options.items()}
-    composed = cli.compose([f"scale={scale}", "name=post"])
-    for name, value in {"label": label, **options}.items():
-        OmegaConf.update(composed, cli.knob(name), value)
+    try:
+        composed = cli.compose([f"scale={scale}", "name=post"])
+        for name, value in {"label": label, **options}.items():
+            OmegaConf.update(composed, cli.knob(name), list(value) if isinstance(value, tuple | range) else value)
+    except cli.MISTAKES as error:
+        raise UserError(cli.one_line(error)) from None
     digest = hashlib.sha256(repr(sorted(options.items())).encode()).hexdigest()[:8]
     job = Freezer().freeze(composed, variant=f"{slug(label)}-{digest}")
     summary = run(job.config, job.folder)

@@ -1,17 +1,19 @@
 """A sweep from its plan to its tables: freeze every configuration, skip what is done, run the rest, report."""
 
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import torch
 from omegaconf import DictConfig
 
 from analysis import runs
-from config import WandbMode, to_plain
+from config import UserError, WandbMode, to_plain
 from engine.job import FAILED, OK, USER_ERROR, attempt
 from engine.plan import Freezer, Job, require_distinct
 from engine.pool import Pool, describe, side_by_side
 from engine.progress import Board
 from storage import mirror, rundir
+from storage.files import writing
 from training import cost
 from training.stopping import Stopped
 
@@ -23,6 +25,8 @@ def sweep(
 
     `overrides` and `declared` tell which keys are swept; `width` is how many runs train at once.
     """
+    if width is not None and (type(width) is not int or width < 1):
+        raise UserError(f"hydra.launcher.jobs={width}: must be a whole number of at least 1")
     freezer, axes = Freezer(), swept_keys(overrides, declared)
     plan = [freezer.freeze(config, axes) for config in composed]
     require_distinct(plan)
@@ -64,6 +68,10 @@ def homes(plan: list[Job]) -> dict[Path, list[Job]]:
 
 def write_down(plan: list[Job]) -> None:
     """Freeze every configuration into its folder, and the plan, which is the denominator, beside them."""
+    results = Path(plan[0].config.results_dir)
+    with writing(results):  # told now, not after a night of training
+        results.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=results).close()
     mode = WandbMode(mirror.resolve(plan[0].config.wandb.mode.value))  # asked once, not by every job
     for job in plan:
         job.config.wandb.mode = mode

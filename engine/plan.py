@@ -7,12 +7,14 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from config import Config, UserError, check, from_plain, lookup, to_plain
+from config import SEAMS, Config, UserError, check, from_plain, lookup, to_plain
 from storage import rundir
+from storage.files import flatten
 from text import corpus
 from text.corpus import Corpus
-from training import cost, optim
+from training import cost, machine, optim
 
+ROOT = Path(__file__).parents[1]
 HOME_TEXT = "canterbury"  # the text whose sweeps need no suffix
 
 
@@ -48,13 +50,17 @@ class Freezer:
         cost.of_config(config.model, vocab_size=1)  # a wrong name or size is told before a text is fetched
         run = config.run
         run.scale, run.swap = choices.scale, variant or choices.swap
+        require_one_seam(choices.swap, config.about.seam)
         run.axes = {key: OmegaConf.select(composed, key) for key in axes}
         run.variant = variant or ",".join([run.swap, *(f"{key}={show(value)}" for key, value in run.axes.items())])
         if config.text.path:
             config.text.name = slug(Path(config.text.path).stem)
+            if config.text.name == HOME_TEXT:  # somebody's own, of that name
+                config.text.name += "-file"
         run.sweep = slug(config.name or choices.get("sweeps") or "scratch")
         if config.text.name != HOME_TEXT:
             run.sweep += f"-{config.text.name}"
+        config.machine.precision = machine.frozen_precision(config.machine)
         text = self.text(config)
         run.text_sha256, run.vocab_size = text.sha256, text.vocab_size
         cost.require_match(config)
@@ -67,6 +73,16 @@ class Freezer:
             self.texts[key] = corpus.load(config.text)
         corpus.require(self.texts[key], config.model.context)
         return self.texts[key]
+
+
+def require_one_seam(swap: str, seam: str) -> None:
+    """Raises UserError for a swap file that turns more than the knobs of the seam that it names."""
+    path = ROOT / "conf" / "swap" / f"{swap}.yaml"
+    allowed = lookup(SEAMS, seam, f"conf/swap/{swap}.yaml: about.seam")
+    turned = [key for key in flatten(OmegaConf.to_container(OmegaConf.load(path))) if not key.startswith("about.")]
+    if more := [key for key in turned if key not in allowed]:
+        what = ", ".join(allowed) or "nothing"
+        raise UserError(f"conf/swap/{swap}.yaml: seam {seam} turns {what}; this file also turns {', '.join(more)}")
 
 
 def require_distinct(jobs: list[Job]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 import psutil
-from filelock import MarkerSoftFileLock
+from filelock import FileLock, MarkerSoftFileLock
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -104,6 +104,8 @@ def read(folder: Path) -> dict:
         found |= {"summary": load(folder / "summary.json"), **{k: status[k] for k in found.keys() & status.keys()}}
     except ValueError as error:
         return found | {"state": "damaged", "reason": str(error)}
+    if found["state"] == "finished" and found["summary"] and not isinstance(found["summary"].get("final_bpb"), float):
+        return found | {"state": "damaged", "reason": "summary.json has no result; remove the folder to run it again"}
     if (found["state"] in ENDED) != bool(found["summary"]):
         found |= {"state": "interrupted", "reason": "killed while its result was written"}
     elif found["state"] == "running" and holder(folder) is None:
@@ -216,10 +218,10 @@ def write_plan(home: Path, names: list[str]) -> None:
 
     Raises UserError: it cannot be written, or is damaged.
     """
-    try:
-        planned = load(home / "plan.json").get("runs", [])
-    except ValueError as error:
-        raise UserError(f"{home}: {error}; without it nobody knows how many runs there should be") from error
-    if set(names) - set(planned):
-        with writing(home):
+    with writing(home), FileLock(home / ".plan.lock"):  # two drivers may add to one plan
+        try:
+            planned = load(home / "plan.json").get("runs", [])
+        except ValueError as error:
+            raise UserError(f"{home}: {error}; without it nobody knows how many runs there should be") from error
+        if set(names) - set(planned):
             write_whole(home / "plan.json", to_json({"runs": list(dict.fromkeys([*planned, *names]))}))

@@ -15,7 +15,7 @@ from filelock import MarkerSoftFileLock, Timeout
 
 from config import UserError
 from storage.files import load, to_json, warn, write_whole, writing
-from storage.rundir import ENDED, LOCK, freeze, has_ended, holder, kind, read, read_rows
+from storage.rundir import ENDED, LOCK, essential, freeze, has_ended, holder, kind, read, read_rows
 
 
 class RunLog:
@@ -72,9 +72,12 @@ class RunLog:
             try:
                 self._lock.acquire(timeout=0)  # takes over from a dead process of this host
             except Timeout:
-                if owner := holder(self.folder):
-                    by = f"already being run by pid {owner[0]} on host {owner[1]}"
-                    raise UserError(f"{self.folder}: {by}; if that is not so, remove {self.folder / LOCK}") from None
+                owner = self._lock.owner  # None: another process has just made the lock and not yet signed it
+                if owner is None or holder(self.folder):
+                    by = f"pid {owner.pid} on host {owner.hostname}" if owner else "a process that has just begun"
+                    raise UserError(
+                        f"{self.folder}: already being run by {by}; if that is not so, remove {self.folder / LOCK}"
+                    ) from None
                 (self.folder / LOCK).unlink(missing_ok=True)  # of a zombie, which the lock takes for alive
                 self._lock.acquire(timeout=0)
 
@@ -123,9 +126,12 @@ class RunLog:
         for path in reversed(self._checkpoints()):
             try:
                 found = _load_checkpoint(path)
-                if found["rows"] == sum(row["step"] <= found["step"] for row in rows):
+                if found["whose"] != essential(self.config):
+                    problem = "of another run"
+                elif found["rows"] != sum(row["step"] <= found["step"] for row in rows):
+                    problem = "metrics.jsonl has lost rows from before it"
+                else:
                     return found["step"], found["state"]
-                problem = "metrics.jsonl has lost rows from before it"
             except Exception as error:  # a damaged file can make the readers raise anything
                 problem = f"damaged: {(str(error).splitlines() or [type(error).__name__])[0]}"
             warn(f"{path}: not used, {problem}")
@@ -169,7 +175,8 @@ class RunLog:
         path = self.folder / f"checkpoint-{step}.pt"
         try:
             os.fsync(self._metrics.fileno())  # no power cut leaves a checkpoint without its rows
-            write_whole(path, _tensors({"step": step, "rows": self._count, "state": state}))
+            whose = essential(self.config)
+            write_whole(path, _tensors({"step": step, "rows": self._count, "whose": whose, "state": state}))
         except OSError as error:
             warn(f"{path}: not saved: {error.strerror}; the run goes on, the checkpoint before it stands")
             return False

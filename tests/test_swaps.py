@@ -6,23 +6,14 @@ import pytest
 import torch
 
 import gpt
-from config import ModelConfig, from_plain, to_plain
+from config import SEAMS, ModelConfig, UserError, from_plain, to_plain
 from conftest import ROOT, SWAPS
+from engine.plan import require_one_seam
 from storage.files import flatten
 from text import corpus
 from training import cost, optim
 
 V = 50
-
-# The knobs that belong to a seam: what one swap may turn.
-SEAMS = {
-    "baseline": set(),
-    "wiring": {"model.wiring"},
-    "norm": {"model.norm", "model.norm_eps"},
-    "mlp": {"model.mlp", "model.mlp_width"},
-    "attention": {"model.attention"},
-    "position": {"model.position", "model.rope_base"},
-}
 
 
 def build(model: ModelConfig, seed: int = 0) -> gpt.GPT:
@@ -51,7 +42,7 @@ def test_touches_one_seam(job, freeze):
     base = flatten(to_plain(freeze().config))
     mine = flatten(to_plain(job.config))
     changed = {key for key in mine if mine[key] != base[key] and not key.startswith(("about.", "run."))}
-    assert changed <= SEAMS[job.config.about.seam]
+    assert changed <= set(SEAMS[job.config.about.seam])
     assert bool(changed) == (job.config.run.swap != "baseline")
 
 
@@ -173,3 +164,11 @@ def test_every_sweep_file_says_its_claim_and_command():
         lines = path.read_text().splitlines()
         assert lines[0] == "# @package _global_" and lines[1].startswith("# "), path
         assert any("make sweep" in line for line in lines[:6]), path
+
+
+def test_a_swap_file_that_turns_more_than_its_seam_is_refused():
+    require_one_seam("gelu", "mlp")
+    with pytest.raises(UserError, match=r"gelu.yaml: seam norm turns model.norm, model.norm_eps; .* model.mlp"):
+        require_one_seam("gelu", "norm")
+    with pytest.raises(UserError, match=r"about.seam=mpl: unknown, did you mean mlp"):
+        require_one_seam("gelu", "mpl")

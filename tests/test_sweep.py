@@ -5,7 +5,9 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -115,6 +117,9 @@ def test_axes_name_the_variant_and_survive_as_values(command, tmp_path):
         (("-m", "swap=baseline,geluu"), "did you mean gelu?"),
         (("sweeps=blog", "train.steps=-1"), "train.steps=-1"),
         (("sweeps=blog", "seed=zero"), "seed=zero"),
+        (("sweeps=blog", "hydra.launcher.jobs=-1"), "hydra.launcher.jobs=-1: must be a whole number"),
+        (("sweeps=blog", "runs_dir=/proc/nowhere"), "/proc/nowhere"),
+        (("sweeps=blog", "results_dir=/proc/nowhere"), "/proc/nowhere"),
         (("sweeps=blog", "hydra/launcher=basic"), "a sweep runs with hydra/launcher=local"),
         (("-m", "swap=baseline", "eval.batch_size=8,16"), "resolve to the same configuration"),
     ],
@@ -123,6 +128,17 @@ def test_a_mistake_stops_the_sweep_before_the_first_job(overrides, expected, com
     done = command(*overrides)
     assert done.returncode == 2 and expected in done.stderr and len(done.stderr.splitlines()) == 1
     assert not list(tmp_path.rglob("config.yaml"))
+
+
+def test_two_drivers_add_to_one_plan(tmp_path):
+    program = "import sys; from storage import rundir; from pathlib import Path\n"
+    program += "rundir.write_plan(Path(sys.argv[1]), [f'v/seed{sys.argv[2]}'])"
+    children = [
+        subprocess.Popen([sys.executable, "-c", program, str(tmp_path), str(k)], cwd=Path(__file__).parents[1])
+        for k in range(4)
+    ]
+    assert [child.wait() for child in children] == [0] * 4
+    assert sorted(json.loads((tmp_path / "plan.json").read_text())["runs"]) == [f"v/seed{k}" for k in range(4)]
 
 
 def test_a_conflict_with_earlier_runs_stops_the_sweep_before_the_first_job(command, tmp_path):

@@ -120,7 +120,22 @@ def test_a_half_done_run_goes_on_in_the_precision_it_began_with(command, tmp_pat
     child.kill()
     child.wait()
     refused = command(*knobs[:2], "machine.precision=fp32")
-    assert refused.returncode == 2 and "set machine.precision=bf16" in refused.stderr
+    assert refused.returncode == 2 and "machine.precision bf16 -> fp32" in refused.stderr
+
+
+def test_a_resume_point_of_another_run_is_not_taken(command, tmp_path):
+    knobs = ["train.steps=100000", "train.save_every=1"]
+    for seed in (0, 1):
+        child = subprocess.Popen(command.line(*knobs, f"seed={seed}"), stdout=subprocess.DEVNULL)
+        wait_for(lambda seed=seed: list(folder(tmp_path, seed=seed).glob("checkpoint-*.pt")))
+        child.kill()
+        child.wait()
+    mine, other = folder(tmp_path, seed=0), folder(tmp_path, seed=1)
+    for path in mine.glob("checkpoint-*.pt"):
+        path.write_bytes(max(other.glob("checkpoint-*.pt")).read_bytes())
+    child = subprocess.Popen(command.line(*knobs), stderr=subprocess.PIPE, text=True)
+    assert "of another run" in child.stderr.readline()
+    child.kill()
 
 
 def test_divergence_is_an_outcome_with_a_name(command, tmp_path):

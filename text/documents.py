@@ -83,15 +83,15 @@ def _first(parts: list[bytes], limit: int | None) -> list[bytes]:
 
 def _read(source: Path) -> dict[str, bytes]:
     """Name and bytes of each distinct, non-empty document: a file, or all files below a folder."""
-    if not source.exists():
-        raise UserError(f"text.path={source}: no such file or folder (a text of conf/text is called text=NAME)")
-    if not (source.is_file() or source.is_dir()):
-        raise UserError(f"text.path={source}: neither a file nor a folder")
-    paths = [source] if source.is_file() else _files(source)
-    if not paths:
-        raise UserError(f"{source}: no files in this folder (hidden ones are skipped)")
     documents = {}
     try:
+        if not source.exists():
+            raise UserError(f"text.path={source}: no such file or folder (a text of conf/text is called text=NAME)")
+        if not (source.is_file() or source.is_dir()):
+            raise UserError(f"text.path={source}: neither a file nor a folder")
+        paths = [source] if source.is_file() else _files(source)
+        if not paths:
+            raise UserError(f"{source}: no files in this folder (hidden ones are skipped)")
         for path in paths:
             documents.setdefault(path.read_bytes(), str(path))  # of identical documents, the first
     except OSError as error:
@@ -105,10 +105,17 @@ def _read(source: Path) -> dict[str, bytes]:
 def _files(folder: Path) -> list[Path]:
     """All files below a folder, sorted; hidden files and folders are left out, links to folders not followed."""
     found = []
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder, onerror=_refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(parent, name) for name in files if not name.startswith(".")]
-    return sorted((path for path in found if path.is_file()), key=lambda path: path.relative_to(folder).as_posix())
+    for path in found:
+        if not path.is_file():  # a link to nothing, a pipe: left out, it would change the text without a word
+            raise UserError(f"{path}: not a file that can be read")
+    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def _refuse(error: OSError) -> None:
+    raise error  # os.walk would leave the folder out without a word
 
 
 def _check_utf8(documents: dict[str, bytes], kind: Kind) -> None:

@@ -152,7 +152,7 @@ class Run:
         self.step, state = found
         begun, now = state["precision"], self.machine.precision.value
         if begun != now:
-            raise UserError(f"{self.log.folder}: begun in {begun}, would go on in {now}: set machine.precision={begun}")
+            raise UserError(f"{self.log.folder}: begun in {begun}, would go on in {now}, on another machine")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.seconds, self.evals = state["seconds"], state["evals"]
@@ -177,7 +177,7 @@ class Run:
             "final_bpb": self.evals.get(self.config.train.steps),
             "best_bpb": self.evals[best],
             "best_step": best,
-            "evals": sorted(self.evals.items()),
+            "evals": [list(point) for point in sorted(self.evals.items())],
             "passes": self.symbols() / len(text.train),
             "train_s": self.seconds,
             "tokens_per_s": self.tokens_per_s(),

@@ -68,6 +68,14 @@ def settle(c: MachineConfig) -> Machine:
     return machine
 
 
+def frozen_precision(c: MachineConfig) -> Precision:
+    """What `auto` means on a CPU, so that a run keeps it wherever it goes on. A GPU is asked by the run alone."""
+    cpu = c.device == "cpu" or (c.device == "auto" and not torch.cuda.is_available())
+    if c.precision is not Precision.auto or not cpu:
+        return c.precision
+    return Precision.bf16 if has_bf16(torch.device("cpu")) else Precision.fp32
+
+
 def has_bf16(device: torch.device) -> bool:
     """Whether the hardware multiplies in bf16. Elsewhere it is emulated, many times slower."""
     if device.type == "cuda":
