@@ -21,12 +21,13 @@ LATEX = str.maketrans(
     | {">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$", MINUS: "$-$", TIMES: r"$\times$", HARD: "~"}
     | {NONE: "---", DASH: "--"}
 )
-WORDS = ("verdict", "because", "the post", "replaces", "paper", "matched?")  # columns that are read, not compared
+TYPED = ("replaces", "paper", "matched?", "text")  # columns in which users' own words stand
+WORDS = (*TYPED, "verdict", "because", "the post")  # columns that are read, not compared
 
 
 def markdown_table(table: Table) -> str:
     heads, rows = table
-    typed = [n == 0 or head in ("replaces", "paper", "matched?") for n, head in enumerate(heads)]  # by users
+    typed = [n == 0 or head in TYPED for n, head in enumerate(heads)]
     cells = [[cell.translate(MARKDOWN) if raw else cell for cell, raw in zip(row, typed, strict=True)] for row in rows]
     align = ["left" if n == 0 or head in WORDS else "right" for n, head in enumerate(heads)]
     return tabulate(cells, heads, tablefmt="pipe", disable_numparse=True, colalign=align)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from analysis import earlier, formats, notes, plots, published, runs, tables
 from analysis.study import Study, study
-from analysis.words import interval
+from analysis.words import NONE, interval
 from config import UserError
 from storage import files
 
@@ -113,12 +113,13 @@ def write_index(results_dir: Path) -> None:
         link = f"[{name}]({path.parent.relative_to(results_dir).as_posix()}/report.md)"
         for row in found.views[-1].swaps:
             cells = [row.variant.label, interval(row.final), row.verdict, tables.kept(row.variant)]
-            rows.append([link, row.variant.records[0]["text"], f"{found.steps[-1]:,}" if found.steps else "—", *cells])
+            last = f"{found.steps[-1]:,}" if found.steps else NONE
+            rows.append([*cells, row.variant.records[0]["text"], last, link])
     parts = [
         "# Results",
         "Every swap of every sweep: swap minus baseline in final bits per byte, paired by seed, with its 95% t "
         "interval. Below zero the swap is better. The verdict is Holm-corrected within its sweep.",
-        formats.markdown_table((["sweep", "text", "steps", "swap", "difference [95%]", "verdict", "seeds"], rows)),
+        formats.markdown_table((["swap", "difference [95%]", "verdict", "seeds", "text", "steps", "sweep"], rows)),
     ]
     if swaps := tables.swaps_table(studies):
         parts += ["## The swaps", formats.markdown_table(swaps)]

@@ -124,7 +124,7 @@ def caption(study: Study) -> str:
 def cost_caption(study: Study) -> str:
     return (
         f"Over the finished seeds, {seeds(study)}: best as mean ± sd (ddof 1); tokens/s and memory as means; "
-        "the rest is the same for every seed."
+        "the rest is the same for every seed. Tokens/s also tells what else the machine did at the time."
     )
 
 
