@@ -57,7 +57,7 @@ format: $(READY) ## rewrite the code in the house style
 	$(PY) -m ruff check --fix . && $(PY) -m ruff format .
 
 wandb-sync: $(READY) ## upload finished runs that were logged offline
-	$(PY) -m storage.mirror sync
+	$(PY) -m storage.sync
 
 clean: ## remove the environment and caches; runs, results and texts stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache && find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

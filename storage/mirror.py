@@ -1,18 +1,13 @@
 """wandb as a mirror of the local files: no number is read back from it, and nothing in it can stop a run.
 
-    python -m storage.mirror sync [RUNS_DIR]     upload every finished run, as `make wandb-sync` does
-
 The client's files of a sweep lie together in <runs_dir>/<scale>/<sweep>/wandb, where `wandb leet` shows
 its runs side by side. The client is imported only where it is used.
 """
 
-import argparse
 import csv
 import json
 import os
 import shutil
-import sys
-import tempfile
 import threading
 import urllib.error
 import urllib.request
@@ -20,7 +15,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from config import UserError
 from storage import files, rundir
 from storage.files import first_line, flatten, warn
 from storage.rundir import identity
@@ -28,7 +22,6 @@ from storage.rundir import identity
 ANSWER_WITHIN = 2  # seconds for the server to answer at all
 START_WITHIN = 10  # seconds for the server to take a run
 LEAVE_AFTER = 60  # seconds that the end of a run may wait for uploads; `sync` repeats what was left
-SYNC_WITHIN = 300  # seconds for `sync` to upload one run
 QUIET = {"silent": True, "console": "off", "symlink": False}
 # Nothing of this machine is probed or sent: a start takes 0.01 s instead of 1 s.
 QUIET |= {"host": "", "program": "train.py", "save_code": False, "disable_git": True, "x_save_requirements": False}
@@ -44,13 +37,13 @@ def resolve(mode: str) -> str:
     asked = os.environ.get("WANDB_MODE", "auto") if mode == "auto" else mode
     if asked not in ("auto", "online"):
         return "disabled" if asked == "disabled" else "offline"
-    problem = _unreachable()
+    problem = unreachable()
     if problem and asked == "online":
         warn(f"wandb: {problem}; logging offline, `make wandb-sync` uploads later")
     return "offline" if problem else "online"
 
 
-def _unreachable() -> str:
+def unreachable() -> str:
     """Why runs cannot be logged online, in a few words; "" where they can."""
     try:
         _client()
@@ -210,10 +203,10 @@ class Mirror:
 def _give_up(problem: str) -> None:
     """One line, and the client's service ended, which would otherwise complain once more when the process exits."""
     warn(f"wandb: {problem}")
-    _end_client()
+    end_client()
 
 
-def _end_client() -> None:
+def end_client() -> None:
     with suppress(Exception):
         _client().teardown(exit_code=1)
 
@@ -226,12 +219,12 @@ def report(config: dict) -> None:
     mode = resolve(config["wandb"]["mode"])
     if mode != "disabled":
         try:
-            _log_report(config, mode, Path(config["runs_dir"]) / _group(config), LEAVE_AFTER)
+            log_report(config, mode, Path(config["runs_dir"]) / _group(config), LEAVE_AFTER)
         except Exception as error:
             _give_up(f"report not logged: {first_line(error)}")
 
 
-def _log_report(config: dict, mode: str, home: Path, patience: int) -> str:
+def log_report(config: dict, mode: str, home: Path, patience: int) -> str:
     wandb = _client()
     results = Path(config["results_dir"]) / _group(config)
     found = {path.stem: wandb.Image(str(path)) for path in sorted(results.glob("*.png"))}
@@ -246,59 +239,3 @@ def _log_report(config: dict, mode: str, home: Path, patience: int) -> str:
     run.log(found)
     _finish(run, 0)
     return run.url
-
-
-def sync(runs_dir: Path) -> int:
-    """Uploads every run that has ended, and the report of its sweep. Returns the exit status.
-
-    Each is rebuilt from its local log under its stable id, in the place of what the server has of it: doing it
-    twice changes nothing. Raises UserError: nothing to upload, no key, no server.
-    """
-    folders = sorted(path.parent for path in Path(runs_dir).glob("*/*/*/seed*/summary.json"))
-    folders = [folder for folder in folders if rundir.has_ended(folder)]
-    if not folders:
-        raise UserError(f"{runs_dir}: holds no run that has ended")
-    if problem := _unreachable():
-        raise UserError(f"wandb: {problem}; `wandb login` or WANDB_API_KEY sets a key")
-    homes = dict.fromkeys(folder.parent.parent for folder in folders)
-    jobs = [*((folder, _upload_run) for folder in folders), *((home, _upload_report) for home in homes)]
-    return max(_told(*job) for job in jobs)
-
-
-def _told(folder: Path, upload: Callable[[Path, Path], str]) -> int:
-    """One line for one upload. Its files lie in a temporary folder: that of a run which has ended is never written."""
-    with tempfile.TemporaryDirectory() as scratch:
-        try:
-            print(f"{folder}: {upload(folder, Path(scratch))}", flush=True)
-        except Exception as error:
-            print(f"{folder}: FAILED: {first_line(error)}", flush=True)
-            _end_client()
-            return 1
-    return 0
-
-
-def _upload_run(folder: Path, scratch: Path) -> str:
-    config, status = files.load(folder / "config.yaml"), files.load(folder / "status.json")
-    copy = Copy(folder, config, "online", scratch, SYNC_WITHIN, resume=False)
-    copy.end(files.load(folder / "summary.json"), exit_code=int(status["state"] != "finished"))
-    return copy.run.url
-
-
-def _upload_report(home: Path, scratch: Path) -> str:
-    config = files.load(next(home.glob("*/seed*/config.yaml")))
-    return f"report: {_log_report(config, 'online', scratch, SYNC_WITHIN)}"
-
-
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m storage.mirror", description="Upload ended runs.")
-    parser.add_argument("command", choices=["sync"])
-    parser.add_argument("runs_dir", nargs="?", type=Path, default=Path("runs"))
-    try:
-        return sync(parser.parse_args(arguments).runs_dir)
-    except UserError as error:
-        print(f"oneswap: {error}", file=sys.stderr)
-        return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from config import Config, RunConfig, TrainConfig, UserError, to_plain
-from storage import mirror, provenance, rundir
+from storage import mirror, provenance, rundir, sync
 from storage.runlog import RunLog
 
 KEY = "k" * 40
@@ -308,7 +308,7 @@ def test_sync_twice_leaves_each_row_once_and_the_folders_alone(server, tmp_path,
     before = times(tmp_path / "runs/smoke/scratch/gelu")
     server.runs[mirror.identity(configs[0])] = {"lines": [{"_step": step, "loss": 0} for step in range(0, 99)]}
     for _ in range(2):
-        assert mirror.main(["sync", str(tmp_path / "runs")]) == 0
+        assert sync.main([str(tmp_path / "runs")]) == 0
         assert server.runs.keys() == {mirror.identity(config) for config in configs}
         for config, expected in zip(configs, rows, strict=True):
             run = server.runs[mirror.identity(config)]
@@ -322,14 +322,14 @@ def test_sync_twice_leaves_each_row_once_and_the_folders_alone(server, tmp_path,
 def test_sync_names_what_failed(server, tmp_path, capsys, deaf):
     train(a_config(tmp_path))
     server.fail, server.deaf = 403, deaf
-    assert mirror.main(["sync", str(tmp_path / "runs")]) == 1
+    assert sync.main([str(tmp_path / "runs")]) == 1
     assert "seed0: FAILED: " in capsys.readouterr().out
 
 
 def test_sync_without_key_or_runs_is_one_line(tmp_path, capsys):
-    assert mirror.main(["sync", str(tmp_path)]) == 2
+    assert sync.main([str(tmp_path)]) == 2
     train(a_config(tmp_path))
-    assert mirror.main(["sync", str(tmp_path / "runs")]) == 2
+    assert sync.main([str(tmp_path / "runs")]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert "holds no run that has ended" in first and "no key for" in second
 
@@ -436,4 +436,4 @@ def test_the_report_is_one_more_run_of_the_group(tmp_path):
 
 def test_sync_needs_a_folder_of_runs(tmp_path):
     with pytest.raises(UserError, match="holds no run"):
-        mirror.sync(tmp_path / "nowhere")
+        sync.sync(tmp_path / "nowhere")
