@@ -1,0 +1,28 @@
+"""What is committed in results/ and shown in the README is what the committed records say."""
+
+import shutil
+
+import pytest
+
+from analysis import report, runs
+from conftest import ROOT
+
+TABLES = sorted(p for p in (ROOT / "results").rglob("*") if p.suffix in (".md", ".csv", ".tex", ".jsonl"))
+
+
+def test_tables_and_readme_are_rebuilt_byte_for_byte_from_the_records(tmp_path):
+    shutil.copytree(ROOT / "results", tmp_path / "results")
+    shutil.copy(ROOT / "README.md", tmp_path)
+    places = {"--runs": "none", "--results": "results", "--readme": "README.md"}
+    assert report.main([word for flag, name in places.items() for word in (flag, str(tmp_path / name))]) == 0
+    for path in [*TABLES, ROOT / "README.md"]:
+        assert (tmp_path / path.relative_to(ROOT)).read_bytes() == path.read_bytes(), path
+    for path in (tmp_path / "results").rglob("*.png"):
+        assert path.stat().st_size > 10_000 and path.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("path", [p for p in TABLES if p.name == "records.jsonl"], ids=lambda p: p.parent.name)
+def test_committed_runs_come_from_a_clean_tree_and_name_no_machine(path):
+    for record in runs.load(path):
+        assert record["state"] == "finished" and record["provenance"]["dirty"] is False
+    assert str(ROOT) not in path.read_text()
