@@ -38,13 +38,13 @@ def sweep(
     width = width or side_by_side(plan[0])
     if dry:
         return list_jobs(plan, states, todo, width)
-    write_down(plan)
+    write_down(plan, todo)
     try:
         Pool(todo, width).run()
     except Stopped as stopped:
         print("Stopped, every run with a resume point. The same command goes on from there.")
         return stopped.exit_code
-    return conclude(plan)
+    return conclude(plan, todo)
 
 
 def swept_keys(overrides: list[list[str]], declared: dict) -> list[str]:
@@ -66,21 +66,21 @@ def homes(plan: list[Job]) -> dict[Path, list[Job]]:
     return found
 
 
-def write_down(plan: list[Job]) -> None:
+def write_down(plan: list[Job], todo: list[Job]) -> None:
     """Freeze every configuration into its folder, and the plan, which is the denominator, beside them."""
     results = Path(plan[0].config.results_dir)
     with writing(results):  # told now, not after a night of training
         results.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=results).close()
-    mode = WandbMode(mirror.resolve(plan[0].config.wandb.mode.value))  # asked once, not by every job
-    for job in plan:
+    mode = WandbMode(mirror.resolve(plan[0].config.wandb.mode.value)) if todo else None  # asked once, not by every job
+    for job in todo:
         job.config.wandb.mode = mode
         rundir.freeze(job.folder, to_plain(job.config))
     for home, mine in homes(plan).items():
         rundir.write_plan(home, [job.name for job in mine])
 
 
-def conclude(plan: list[Job]) -> int:
+def conclude(plan: list[Job], todo: list[Job]) -> int:
     """Build tables and figures and print them; they name each run that is not finished."""
     from analysis import report  # matplotlib and statsmodels: not for a dry run
 
@@ -90,7 +90,8 @@ def conclude(plan: list[Job]) -> int:
         built = report.build(Path(config.runs_dir), Path(config.results_dir), home.parent.name, home.name)
         print(built.text)
         complete &= not built.gaps
-        mirror.report(to_plain(config))
+        if any(job in todo for job in mine):  # else it is logged already
+            mirror.report(to_plain(config))
     report.write_index(Path(plan[0].config.results_dir))
     complete &= all(rundir.read(job.folder)["state"] == "finished" for job in plan)
     return OK if complete else FAILED
