@@ -40,7 +40,11 @@ def in_one_line(call: Callable, *args) -> int:
         return 130
     except MISTAKES as error:
         print(f"oneswap: {one_line(error)}", file=sys.stderr)
-        return 2
+    except ValueError as error:
+        if not str(error).startswith("Config group override"):  # Hydra's word for swap=null, of no class of its own
+            raise
+        print(f"oneswap: {', '.join(GROUPS)} take a name: {error}", file=sys.stderr)
+    return 2
 
 
 @hydra.main(version_base="1.3", config_path=str(ROOT / "conf"), config_name="config")

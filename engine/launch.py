@@ -1,6 +1,7 @@
 """A sweep from its plan to its tables: freeze every configuration, skip what is done, run the rest, report."""
 
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryFile
 
 import torch
@@ -119,8 +120,8 @@ def estimate(todo: list[Job], width: int) -> str:
     if not speeds:
         return "No estimate: no finished run to go by."
     flops = sum(tokens(job) * cost.require_match(job.config)[0].flops_per_token for job in todo)
-    minutes = flops / max(speeds) / min(width, len(todo)) / 60
-    return f"About {minutes:.0f} min, at the {max(speeds) / 1e9:.0f} GFLOP/s a run that results/ tell of."
+    minutes = flops / median(speeds) / min(width, len(todo)) / 60
+    return f"About {minutes:.0f} min of training, at the {median(speeds) / 1e9:.0f} GFLOP/s a run of results/."
 
 
 def tokens(job: Job) -> int:

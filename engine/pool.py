@@ -110,5 +110,7 @@ def describe(job: Job) -> str:
     part = rundir.read(job.folder)
     if part["state"] == "finished":
         return f"{job.name}: {part['summary']['final_bpb']:.3f} bits per byte in {part['summary']['train_s']:.0f} s"
+    if owner := rundir.holder(job.folder):
+        return f"{job.name}: not ours: being run by pid {owner[0]} on host {owner[1]}"
     log = job.folder / "log.txt"
     return f"{job.name}: {part['state'].upper()}: {part['reason']}" + (f" (see {log})" if log.exists() else "")
