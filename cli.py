@@ -14,7 +14,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from config import Config, UserError, keys, no_such
@@ -51,11 +51,7 @@ def in_one_line(call: Callable, *args) -> int:
 def entry(composed: DictConfig) -> None:
     from engine import launch
 
-    whole = with_hydra(composed)
-    if not OmegaConf.is_missing(whole.hydra.job, "num"):  # a launcher of Hydra's own hands out one job after the other
-        print("oneswap: a sweep runs with hydra/launcher=local", file=sys.stderr)
-        raise SystemExit(2)
-    raise SystemExit(in_one_line(launch.single, whole))
+    raise SystemExit(in_one_line(launch.single, with_hydra(composed)))
 
 
 def with_hydra(composed: DictConfig) -> DictConfig:

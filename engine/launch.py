@@ -5,7 +5,7 @@ from statistics import median
 from tempfile import TemporaryFile
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from analysis import runs
 from config import UserError, WandbMode, to_plain
@@ -43,7 +43,7 @@ def sweep(
     try:
         Pool(todo, width).run()
     except Stopped as stopped:
-        print("Stopped, every run with a resume point. The same command goes on from there.")
+        print("Stopped. The same command goes on from where each run was saved.")
         return stopped.exit_code
     return conclude(plan, todo)
 
@@ -121,7 +121,9 @@ def estimate(todo: list[Job], width: int) -> str:
         return "No estimate: no finished run to go by."
     flops = sum(tokens(job) * cost.require_match(job.config)[0].flops_per_token for job in todo)
     minutes = flops / median(speeds) / min(width, len(todo)) / 60
-    return f"About {minutes:.0f} min of training, at the {median(speeds) / 1e9:.0f} GFLOP/s a run of results/."
+    return (
+        f"About {max(1, round(minutes))} min of training, at {median(speeds) / 1e9:.0f} GFLOP/s a run as in results/."
+    )
 
 
 def tokens(job: Job) -> int:
@@ -130,6 +132,8 @@ def tokens(job: Job) -> int:
 
 def single(composed: DictConfig) -> int:
     """One run in this process, as `python train.py` without a sweep starts it. Returns the exit status."""
+    if not OmegaConf.is_missing(composed.hydra.job, "num"):  # one of many: a launcher of Hydra's own hands them out
+        raise UserError("a sweep runs with hydra/launcher=local")
     job = Freezer().freeze(composed)
     rundir.freeze(job.folder, to_plain(job.config))
     found = rundir.read(job.folder)

@@ -11,9 +11,9 @@ PLAIN_EVERY = 30  # seconds between plain lines
 class Board:
     """Progress of a list of runs. Use as a context manager; `say` prints a line above the bars."""
 
-    def __init__(self, runs: dict[str, int], console: Console | None = None):
+    def __init__(self, runs: dict[str, int]):
         """`runs`: name -> steps, of the runs that are to be trained."""
-        self.console = console or Console(soft_wrap=True)
+        self.console = Console(soft_wrap=True)
         self.live = self.console.is_terminal
         self.steps, self.at, self.speed = dict(runs), dict.fromkeys(runs, 0), {}
         self.started = self.told = time.monotonic()

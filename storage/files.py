@@ -39,7 +39,7 @@ def load(path: Path) -> dict:
     except FileNotFoundError:
         return {}
     except (ValueError, OSError, yaml.YAMLError) as error:
-        raise ValueError(f"{path.name} is damaged: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"{path.name} is damaged: {first_line(error)}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path.name} is damaged: it starts with {text[:20]!r}")
     return value

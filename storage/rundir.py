@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from config import FREE, Config, UserError, from_plain
-from storage.files import flatten, load, to_json, write_whole, writing
+from storage.files import first_line, flatten, load, to_json, write_whole, writing
 
 ENDED = ("finished", "diverged")
 LOCK = ".lock"
@@ -195,7 +195,7 @@ def thaw(folder: Path) -> Config:
             raise ValueError("config.yaml is not there")
         return from_plain(plain)
     except (ValueError, OmegaConfBaseException) as error:
-        raise UserError(f"{folder}: no frozen configuration: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{folder}: no frozen configuration: {first_line(error)}") from error
 
 
 def state(folder: Path, config: dict) -> str:

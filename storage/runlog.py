@@ -14,7 +14,7 @@ import torch
 from filelock import MarkerSoftFileLock, Timeout
 
 from config import UserError
-from storage.files import load, to_json, warn, write_whole, writing
+from storage.files import first_line, load, to_json, warn, write_whole, writing
 from storage.rundir import ENDED, LOCK, essential, freeze, has_ended, holder, kind, read, read_rows
 
 
@@ -133,7 +133,7 @@ class RunLog:
                 else:
                     return found["step"], found["state"]
             except Exception as error:  # a damaged file can make the readers raise anything
-                problem = f"damaged: {(str(error).splitlines() or [type(error).__name__])[0]}"
+                problem = f"damaged: {first_line(error)}"
             warn(f"{path}: not used, {problem}")
             path.unlink()
         return None
