@@ -16,6 +16,9 @@ from training import machine
 from training.stopping import Stopped, stop_signals
 
 LOOK_EVERY = 0.2  # seconds between looks at the children
+# A step frees and takes the same large tensors again and again: kept by the process, in large pages, they cost no
+# page faults, 8% of a step. Only glibc reads it.
+KEEP_MEMORY = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=4294967296"
 ROOT = Path(__file__).parents[1]
 
 
@@ -58,8 +61,7 @@ class Child:
     def __init__(self, job: Job, slot: int):
         self.job, self.asked = job, False
         self.tail = rundir.Tail(job.folder)
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(job.config.machine.threads)}
+        env = environment(job)
         if gpus := visible_gpus(job):
             env["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
         with open(job.folder / "log.txt", "ab") as log:
@@ -85,6 +87,14 @@ class Child:
             rundir.note_end(self.job.folder, state, f"killed by {signal.Signals(-code).name}")
         elif code and rundir.read(self.job.folder)["state"] == "missing":
             rundir.note_end(self.job.folder, "failed", f"ended with exit status {code} before it began")
+
+
+def environment(job: Job) -> dict[str, str]:
+    """What a job's process finds in its environment, whatever the person has set kept."""
+    threads = str(job.config.machine.threads)
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    defaults = {"GLIBC_TUNABLES": KEEP_MEMORY, "TORCHINDUCTOR_COMPILE_THREADS": threads}
+    return {**defaults, **os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": threads}
 
 
 def side_by_side(job: Job) -> int:

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import sys
 from dataclasses import dataclass
 
@@ -65,6 +66,8 @@ def settle(c: MachineConfig) -> Machine:
     except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
         asked = f"machine.device={c.device}, machine.precision={c.precision.value}"
         raise UserError(f"{asked}: {first_line(error)}. Allowed devices: auto, cpu, cuda, cuda:N") from None
+    if c.compile and device.type == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):
+        raise UserError("machine.compile=true needs a C++ compiler (g++, or the one that CXX names): none is here")
     return machine
 
 
