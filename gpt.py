@@ -22,9 +22,9 @@ from parts.positions import POSITIONS
 class Block(nn.Module):
     """Two branches, attention and MLP, and a norm for each. A wiring says how they meet the stream."""
 
-    def __init__(self, c: ModelConfig):
+    def __init__(self, c: ModelConfig, layer: int):
         super().__init__()
-        self.attention = lookup(ATTENTIONS, c.attention, "model.attention")(c)
+        self.attention = lookup(ATTENTIONS, c.attention, "model.attention")(c, layer)
         self.mlp = lookup(MLPS, c.mlp, "model.mlp")(c)
         self.attention_norm, self.mlp_norm = make_norm(c), make_norm(c)
         self.dropout = Dropout(c.dropout)
@@ -70,7 +70,7 @@ class GPT(nn.Module):
         self.embedding = Embedding(vocab_size, c.d_model)
         self.position = lookup(POSITIONS, c.position, "model.position")(c)
         self.dropout = Dropout(c.dropout)
-        self.blocks = nn.ModuleList(wiring(c) for _ in range(c.n_layer))
+        self.blocks = nn.ModuleList(wiring(c, layer) for layer in range(c.n_layer))
         self.final_norm = make_norm(c) if wiring.final_norm else nn.Identity()
 
     def forward(self, ids):

@@ -1,7 +1,7 @@
-"""The attention seam. Every attention is built as `Attention(model_config)` and maps (B, T, D) to (B, T, D).
+"""The attention seam. Every attention is built as `Attention(model_config, layer)` and maps (B, T, D) to (B, T, D).
 
-`flops(T)` is the forward cost per symbol of what is not a weight; `kv_numbers` is what generation
-must keep per symbol and layer.
+`flops(T)` is the forward cost per symbol of what is not a weight; `kv_numbers(T)` is how many numbers
+generation must keep per symbol of a text of T symbols in this layer.
 """
 
 import torch
@@ -30,7 +30,7 @@ def attend(q, k, v, dropout: Dropout):
 class MultiHead(nn.Module):
     """Every head has a query, key and value of its own (Vaswani et al. 2017, arXiv:1706.03762)."""
 
-    def __init__(self, c: ModelConfig):
+    def __init__(self, c: ModelConfig, layer: int):
         super().__init__()
         self.n_head, self.head_size, self.width = c.n_head, c.head_size, c.d_model
         self.qkv = Linear(c.d_model, 3 * c.d_model)
@@ -46,8 +46,7 @@ class MultiHead(nn.Module):
     def flops(self, T: int) -> int:
         return 2 * 2 * T * self.width  # scores, then the weighted sum of values
 
-    @property
-    def kv_numbers(self) -> int:
+    def kv_numbers(self, T: int) -> int:
         return 2 * self.width
 
 

@@ -35,7 +35,7 @@ def cost(model: GPT, context: int) -> Cost:
         non_embedding=total - tables,
         active=total,
         flops_per_token=3 * forward,
-        kv_bytes_per_token=BYTES * sum(a.kv_numbers for a in attentions),
+        kv_bytes_per_token=BYTES * sum(a.kv_numbers(context) for a in attentions),
     )
 
 

@@ -17,6 +17,7 @@ from text import corpus
 from text.corpus import Corpus
 from training import cost, evaluate, optim
 from training.machine import Machine, settle
+from training.objective import Objective
 from training.stopping import Stopped, stop_signals
 
 
@@ -52,7 +53,8 @@ class Run:
     def __init__(self, config: Config, machine: Machine, text: Corpus, log: RunLog, watch: Callable[[dict], None]):
         self.config, self.machine, self.text, self.log, self.watch = config, machine, text, log, watch
         self.model = gpt.GPT(config.model, text.vocab_size).init(config.seed).to(machine.device)
-        self.forward = torch.compile(self.model) if machine.compile else self.model
+        objective = Objective(self.model, config.train)
+        self.objective = torch.compile(objective) if machine.compile else objective
         self.optimizer = lookup(optim.OPTIMIZERS, config.train.optimizer, "train.optimizer")(self.model, config.train)
         self.step, self.seconds = 0, 0.0  # updates done, seconds spent on them
         self.evals: dict[int, float] = {}  # step -> bits per byte
@@ -111,14 +113,13 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         with self.machine.autocast():
-            logits = self.forward(inputs.to(self.machine.device))
-        loss = gpt.loss(logits, targets.to(self.machine.device))
-        loss.backward()
+            row = self.objective(inputs.to(self.machine.device), targets.to(self.machine.device))
+        row.pop("total").backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), c.train.grad_clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step += 1
-        return {"loss": loss.detach(), "grad_norm": norm, "lr": lr}
+        return {**row, "grad_norm": norm, "lr": lr}
 
     def note(self, row: dict) -> None:
         """Write a row of metrics. Raises Diverged where the loss is no number."""
