@@ -12,7 +12,8 @@ from pathlib import Path
 
 from config import Config, UserError
 from storage import rundir
-from training.loop import Diverged, run
+from training.book import Diverged
+from training.loop import run
 from training.stopping import Stopped
 
 OK, FAILED, USER_ERROR, DIVERGED = 0, 1, 2, 3  # exit statuses; a signal gives 128 + its number

@@ -247,17 +247,17 @@ def test_context_longer_than_the_text(tmp_path):
 
 
 def test_batches_are_a_function_of_seed_and_step(prose):
-    first = corpus.batch(prose, 0, 3, 16, 24)
-    assert all(map(torch.equal, first, corpus.batch(prose, 0, 3, 16, 24)))
+    first = corpus.batch(prose.train, 0, 3, 16, 24)
+    assert all(map(torch.equal, first, corpus.batch(prose.train, 0, 3, 16, 24)))
     assert first[0].shape == first[1].shape == (16, 24)
     assert torch.equal(first[0][:, 1:], first[1][:, :-1])  # targets are the inputs one symbol on
     for seed, step in ((1, 3), (0, 4), (3, 0)):
-        assert not torch.equal(first[0], corpus.batch(prose, seed, step, 16, 24)[0])
+        assert not torch.equal(first[0], corpus.batch(prose.train, seed, step, 16, 24)[0])
 
 
 def test_batches_reach_both_ends(prose):
     short = dataclasses.replace(prose, train=torch.arange(12))
-    inputs, targets = corpus.batch(short, 0, 0, 200, 10)
+    inputs, targets = corpus.batch(short.train, 0, 0, 200, 10)
     assert set(inputs[:, 0].tolist()) == {0, 1} and targets.max() == 11
 
 

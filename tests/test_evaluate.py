@@ -46,7 +46,7 @@ def test_equals_a_slow_reference(config, stride):
     config.text.dev_bytes, config.eval.stride = 400, stride
     text = corpus.load(config.text)
     model = model_of(config, text).eval()
-    fast = evaluate.dev_nats(model, text, config, settle())
+    fast = evaluate.dev_nats(model, text, config, settle()).item()
     assert fast == pytest.approx(slow_nats(model, text, config.model.context, stride or config.model.context), rel=1e-5)
 
 
@@ -55,7 +55,7 @@ def test_batch_size_and_dropout_do_not_move_it(config):
     found = []
     for size, dropout in ((1, 0.0), (7, 0.0), (64, 0.5), (64, 0.5)):
         config.eval.batch_size = size
-        found.append(evaluate.dev_nats(model_of(config, text, dropout), text, config, settle()))
+        found.append(evaluate.dev_nats(model_of(config, text, dropout), text, config, settle()).item())
     assert found == pytest.approx([found[0]] * 4, rel=1e-5)
     assert found[2] == found[3]
 
@@ -64,7 +64,7 @@ def test_bf16_is_within_a_hundredth_of_a_bit(config):
     text = corpus.load(config.text)
     model = model_of(config, text)
     bits = [
-        corpus.bits_per_byte(evaluate.dev_nats(model, text, config, settle(p)), text)
+        corpus.bits_per_byte(evaluate.dev_nats(model, text, config, settle(p)).item(), text)
         for p in (Precision.fp32, Precision.bf16)
     ]
     assert bits[0] != bits[1] and abs(bits[0] - bits[1]) < 0.01
@@ -76,7 +76,7 @@ def test_a_uniform_model_costs_log2_of_the_vocabulary_per_symbol(config, emoji_t
     text = corpus.load(config.text)
     model = model_of(config, text)
     torch.nn.init.zeros_(model.embedding.weight)
-    measured = corpus.bits_per_byte(evaluate.dev_nats(model, text, config, settle()), text)
+    measured = corpus.bits_per_byte(evaluate.dev_nats(model, text, config, settle()).item(), text)
     dev = emoji_text.read_bytes()[-text.dev_bytes :]
     symbols = {Kind.char: len(dev.decode()), Kind.byte: len(dev)}.get(kind, text.dev_symbols)
     unseen = dev.decode().count("🎈") if kind is Kind.char else 0  # 16 bits for each escape, 8 for each of 4 bytes

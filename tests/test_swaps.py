@@ -143,7 +143,7 @@ def test_trains_to_the_same_loss_twice(job):
         model = gpt.GPT(job.config.model, text.vocab_size).init(job.config.seed)
         optimizer = optim.adamw(model, job.config.train)
         for step in range(3):
-            inputs, targets = corpus.batch(text, 0, step, 8, job.config.model.context)
+            inputs, targets = corpus.batch(text.train, 0, step, 8, job.config.model.context)
             loss = gpt.loss(model(inputs), targets)
             loss.backward()
             optimizer.step()

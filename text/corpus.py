@@ -116,10 +116,14 @@ def require(corpus: Corpus, context: int) -> None:
         )
 
 
-def batch(corpus: Corpus, seed: int, step: int, batch_size: int, context: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets (B, T) at random offsets: a function of (seed, step), so a resume needs no state."""
-    starts = np.random.default_rng([seed, step]).integers(len(corpus.train) - context, size=batch_size)
-    rows = corpus.train[torch.from_numpy(starts)[:, None] + torch.arange(context + 1)]
+def batch(symbols: Tensor, seed: int, step: int, batch_size: int, context: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets (B, T) at random offsets of the training symbols (n,), on their device.
+
+    A function of (seed, step), so a resume needs no state, and the same on every device.
+    """
+    starts = torch.from_numpy(np.random.default_rng([seed, step]).integers(len(symbols) - context, size=batch_size))
+    places = torch.arange(context + 1, device=symbols.device)
+    rows = symbols[starts.to(symbols.device, non_blocking=True)[:, None] + places]
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 

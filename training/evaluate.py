@@ -1,8 +1,10 @@
 """The measured number: bits per byte of the whole dev set."""
 
 import math
+from collections.abc import Callable
 
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from config import Config
@@ -12,18 +14,23 @@ from training.machine import Machine
 
 
 @torch.no_grad()
-def dev_nats(model: torch.nn.Module, text: Corpus, config: Config, machine: Machine) -> float:
-    """Nats of all dev symbols, each scored once, summed in float64. Draws no random number."""
-    T = config.model.context
+def dev_nats(
+    model: nn.Module, text: Corpus, config: Config, machine: Machine, logits: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """Nats of all dev symbols, each scored once, summed in float64. Draws no random number.
+
+    `logits` maps symbols (b, T) to logits (..., b, T, V) where that is not the model's own call; the sum is then (...).
+    """
     model.eval()
     total = torch.zeros((), dtype=torch.float64, device=machine.device)
-    for inputs, targets in corpus.windows(text, T, stride(config), config.eval.batch_size):
+    for inputs, targets in corpus.windows(text, config.model.context, stride(config), config.eval.batch_size):
         with machine.autocast():
-            logits = model(inputs.to(machine.device))
-        nats = F.cross_entropy(logits.float().flatten(0, 1), targets.to(machine.device).flatten(), reduction="none")
-        total += nats.double().sum()
+            found = (logits or model)(inputs.to(machine.device))
+        wanted = targets.to(machine.device).expand(found.shape[:-1])
+        nats = F.cross_entropy(found.float().flatten(0, -2), wanted.flatten(), reduction="none")
+        total = total + nats.view(wanted.shape).double().sum((-2, -1))
     model.train()
-    return total.item()
+    return total
 
 
 def stride(config: Config) -> int:
