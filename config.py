@@ -141,6 +141,7 @@ class MachineConfig:
     precision: Precision = Precision.auto
     threads: int = 1  # CPU threads of a run; more pays only for one run alone on an idle machine
     compile: bool = False  # torch.compile
+    pack: int | None = None  # seeds of a variant that train as one stacked model; null: all on a GPU, one on a CPU
 
 
 @dataclass
@@ -181,7 +182,7 @@ class Config:
 
 # A finished or half-finished run may be met again with other values of these: they name or place
 # a run, or decide what is written down of it, and never move a weight.
-FREE = ("about", "wandb", "runs_dir", "results_dir", "name", "machine.device", "machine.threads",
+FREE = ("about", "wandb", "runs_dir", "results_dir", "name", "machine.device", "machine.threads", "machine.pack",
         "train.log_every", "train.save_every", "eval.batch_size", "text.path")  # fmt: skip
 
 
@@ -191,6 +192,7 @@ def check(c: Config) -> None:
         "seed": 0, "model.n_layer": 1, "model.n_head": 1, "model.d_model": 1, "model.context": 1, "model.mlp_width": 1,
         "train.steps": 0, "train.batch_size": 1, "train.warmup": 0, "train.weight_decay": 0, "train.log_every": 1,
         "train.save_every": 1, "eval.stride": 1, "eval.batch_size": 1, "machine.threads": 1,
+        "machine.pack": 1,
     }  # fmt: skip
     rules = [(key, lambda v, low=low: v is None or v >= low, f"at least {low}") for key, low in least.items()]
     positive = ("model.norm_eps", "model.rope_base", "train.lr", "train.grad_clip")

@@ -1,30 +1,30 @@
-"""One job: train a frozen configuration, and turn each way of ending into an exit status and at most one line.
+"""One job: train frozen configurations, and turn each way of ending into an exit status and at most one line.
 
-python -m engine.job FOLDER     what a sweep starts, a process for each run
+python -m engine.job FOLDER...     what a sweep starts: a process for each run, or for seeds that train as one model
 """
 
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
-from config import Config, UserError
+from config import UserError
 from storage import rundir
 from training.book import Diverged
-from training.loop import run
+from training.loop import Runs, together
 from training.stopping import Stopped
 
 OK, FAILED, USER_ERROR, DIVERGED = 0, 1, 2, 3  # exit statuses; a signal gives 128 + its number
 
 
-def attempt(config: Config, folder: Path, watch: Callable[[dict], None] = lambda row: None) -> int:
-    """Train in a folder. `watch` sees each row of metrics. A fault of the program itself is raised."""
+def attempt(runs: Runs) -> int:
+    """Train each run in its folder. A fault of the program itself is raised."""
     try:
-        run(config, folder, watch)
+        together(runs)
     except UserError as error:
-        rundir.note_end(folder, "failed", str(error))
+        for _, folder, _ in runs:
+            rundir.note_end(folder, "failed", str(error))
         print(f"oneswap: {error}", file=sys.stderr)
         return USER_ERROR
     except Diverged:
@@ -47,4 +47,5 @@ def end_with_driver() -> None:
 
 if __name__ == "__main__":
     end_with_driver()
-    sys.exit(attempt(rundir.thaw(Path(sys.argv[1])), Path(sys.argv[1])))
+    folders = map(Path, sys.argv[1:])
+    sys.exit(attempt([(rundir.thaw(folder), folder, lambda row: None) for folder in folders]))

@@ -140,7 +140,7 @@ def single(composed: DictConfig) -> int:
     so_far = f", {found['state']} at step {found['step']}" if found["step"] else ""
     print(f"{job.folder}: {job.config.about.label}, {job.config.train.steps} steps{so_far}", flush=True)
     with Board({job.name: job.config.train.steps}) as board:
-        code = attempt(job.config, job.folder, lambda row: board.row(job.name, row))
+        code = attempt([(job.config, job.folder, lambda row: board.row(job.name, row))])
     if code != USER_ERROR:
         print(describe(job))
     if code > 128:

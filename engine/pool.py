@@ -13,6 +13,7 @@ from engine.plan import Job
 from engine.progress import Board
 from storage import rundir
 from training import machine
+from training.packed import can_pack
 from training.stopping import Stopped, stop_signals
 
 LOOK_EVERY = 0.2  # seconds between looks at the children
@@ -23,10 +24,10 @@ ROOT = Path(__file__).parents[1]
 
 
 class Pool:
-    """Runs jobs, at most `width` at once. A job's failure is its own: the others go on."""
+    """Runs jobs, at most `width` processes at once. A job's failure is its own: the others go on."""
 
     def __init__(self, jobs: list[Job], width: int):
-        self.waiting, self.width = list(jobs), width
+        self.waiting, self.width = packs(jobs), width
         self.children: dict[int, Child] = {}  # slot -> child
         self.board = Board({job.name: job.config.train.steps for job in jobs})
 
@@ -47,26 +48,29 @@ class Pool:
 
     def look_at(self, slot: int, child: "Child") -> None:
         code = child.process.poll()
-        for row in child.tail.rows():
-            self.board.row(child.job.name, row)
+        for job, tail in zip(child.jobs, child.tails, strict=True):
+            for row in tail.rows():
+                self.board.row(job.name, row)
         if code is not None:
             del self.children[slot]
             child.bury(code)
-            self.board.done(child.job.name, describe(child.job))
+            for job in child.jobs:
+                self.board.done(job.name, describe(job, child.log))
 
 
 class Child:
-    """One job in a process of its own. It hears from the driver by a pipe that closes when the driver dies."""
+    """A process for one job, or for a pack. It hears from the driver by a pipe that closes when the driver dies."""
 
-    def __init__(self, job: Job, slot: int):
-        self.job, self.asked = job, False
-        self.tail = rundir.Tail(job.folder)
-        env = environment(job)
-        if gpus := visible_gpus(job):
+    def __init__(self, jobs: list[Job], slot: int):
+        self.jobs, self.asked = jobs, False
+        self.tails = [rundir.Tail(job.folder) for job in jobs]
+        self.log = jobs[0].folder / "log.txt"
+        env = environment(jobs[0])
+        if gpus := visible_gpus(jobs[0]):
             env["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
-        with open(job.folder / "log.txt", "ab") as log:
+        with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "engine.job", str(job.folder)],
+                [sys.executable, "-m", "engine.job", *(str(job.folder) for job in jobs)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -80,13 +84,26 @@ class Child:
             self.process.send_signal(signal.SIGINT)
 
     def bury(self, code: int) -> None:
-        """Note an end that the job could not note itself."""
+        """Note an end that the jobs could not note themselves."""
         self.process.stdin.close()
-        if code < 0:
-            state = "interrupted" if self.asked else "failed"
-            rundir.note_end(self.job.folder, state, f"killed by {signal.Signals(-code).name}")
-        elif code and rundir.read(self.job.folder)["state"] == "missing":
-            rundir.note_end(self.job.folder, "failed", f"ended with exit status {code} before it began")
+        state = "interrupted" if self.asked else "failed"
+        for job in self.jobs:
+            if code < 0:
+                rundir.note_end(job.folder, state, f"killed by {signal.Signals(-code).name}")
+            elif code and rundir.read(job.folder)["state"] == "missing":
+                rundir.note_end(job.folder, "failed", f"ended with exit status {code} before it began")
+
+
+def packs(jobs: list[Job]) -> list[list[Job]]:
+    """The jobs of each process, in the order of the plan: one, or seeds of one variant that train as one model."""
+    variants: dict[Path, list[Job]] = {}
+    for job in jobs:
+        variants.setdefault(job.folder.parent if can_pack(job.config) else job.folder, []).append(job)
+    found = []
+    for seeds in variants.values():
+        size = seeds[0].config.machine.pack or (len(seeds) if visible_gpus(seeds[0]) else 1)
+        found += [seeds[i : i + size] for i in range(0, len(seeds), size)]
+    return found
 
 
 def environment(job: Job) -> dict[str, str]:
@@ -115,12 +132,11 @@ def visible_gpus(job: Job) -> list[str]:
     return given.split(",") if given else [str(n) for n in range(torch.cuda.device_count())]
 
 
-def describe(job: Job) -> str:
-    """One line about a job that has ended: its number, or why there is none and where to look."""
+def describe(job: Job, log: Path | None = None) -> str:
+    """One line about a job that has ended: its number, or why there is none and where its process wrote."""
     part = rundir.read(job.folder)
     if part["state"] == "finished":
         return f"{job.name}: {part['summary']['final_bpb']:.3f} bits per byte in {part['summary']['train_s']:.0f} s"
     if owner := rundir.holder(job.folder):
         return f"{job.name}: not ours: being run by pid {owner[0]} on host {owner[1]}"
-    log = job.folder / "log.txt"
-    return f"{job.name}: {part['state'].upper()}: {part['reason']}" + (f" (see {log})" if log.exists() else "")
+    return f"{job.name}: {part['state'].upper()}: {part['reason']}" + (f" (see {log})" if log else "")
