@@ -7,11 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from config import Config
 from engine.plan import Freezer, Job
 
 ROOT = Path(__file__).parents[1]
+# Where the tests of numbers run: DEVICE=cuda holds a GPU to what the CPU says (scripts/gpu_check.sh).
+DEVICE = os.environ.get("DEVICE", "cuda" if torch.cuda.is_available() else "cpu")
 SWAPS = sorted(path.stem for path in (ROOT / "conf/swap").glob("*.yaml"))
 
 
