@@ -10,7 +10,7 @@ READY := $(if $(filter $(VENV)/bin/python,$(PY)),$(VENV)/.ready)
 S ?= blog
 GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 SCALE ?= $(if $(GPU),blog,cpu)
-export TEXT
+export TEXT PEER
 # What `make sweep` hands to train.py: one override for each variable that is set. TEXT is a name in conf/text, or a path.
 ASKED = sweeps=$(S) scale=$(SCALE) $(if $(SEEDS),'seed=$(SEEDS)') \
   $(if $(TEXT),$(if $(wildcard conf/text/$(TEXT).yaml),text=$(TEXT),text=file 'text.path=$${oc.env:TEXT}')) \
@@ -18,14 +18,14 @@ ASKED = sweeps=$(S) scale=$(SCALE) $(if $(SEEDS),'seed=$(SEEDS)') \
   $(if $(filter-out 0,$(DRY)),hydra.launcher.dry=true) $(ARGS)
 
 # A variable that is misspelled on the command line would be ignored by make.
-KNOWN := S SCALE SEEDS TEXT WANDB DRY JOBS ARGS PY PYTHON
+KNOWN := S SCALE SEEDS TEXT WANDB DRY JOBS ARGS PEER PEER_HF PY PYTHON
 GIVEN := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $v))),$v))
 ifneq ($(filter-out $(KNOWN) MAKE%,$(GIVEN)),)
 $(error $(filter-out $(KNOWN) MAKE%,$(GIVEN)): no such variable. Allowed: $(KNOWN))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep results test lint format wandb-sync clean
+.PHONY: help setup sweep results bench speedrun test lint format wandb-sync clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -44,8 +44,14 @@ ifeq ($(origin SCALE)$(GPU),file)
 endif
 	$(PY) train.py $(strip $(ASKED))
 
+speedrun: $(READY) ## seconds to 1.88 nats per character; PEER=<checkout of nanoGPT> SEEDS=0,1,2 TEXT=path/to/tinyshakespeare
+	$(PY) -m bench.speedrun $(if $(PEER),--peer "$$PEER") $(if $(TEXT),--text "$$TEXT") $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
+
 results: $(READY) ## gather finished runs into results/ and rebuild every table and figure
 	$(PY) -m analysis.report
+
+bench: $(READY) ## speed beside nanoGPT, growth, overhead, minutes; PEER=<checkout of nanoGPT> PEER_HF=1 ARGS=--quick
+	$(PY) -m bench $(if $(PEER),--peer "$$PEER") $(if $(filter-out 0,$(PEER_HF)),--hf) $(ARGS)
 
 test: $(READY) ## the tests, a few minutes
 	$(PY) -m pytest -q -n 2

@@ -46,7 +46,7 @@ class WandbMode(Enum):
 class About:
     """What a swap says of itself. Tables and figures take their words from here."""
 
-    seam: str = "baseline"  # wiring | norm | mlp | position | ...
+    seam: str = "baseline"  # wiring | norm | mlp | position | optimizer | ...
     label: str = "SwiGLU + RMSNorm (baseline)"
     replaces: str = ""  # what the baseline has in this place
     paper: str = ""
@@ -92,6 +92,7 @@ SEAMS = {
     "mlp": ("model.mlp", "model.mlp_width"),
     "attention": ("model.attention",),
     "position": ("model.position", "model.rope_base"),
+    "optimizer": ("train.optimizer",),
 }
 
 

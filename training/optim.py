@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from config import TrainConfig
+from gpt import GPT
 
 
 def groups(model: nn.Module, weight_decay: float) -> list[dict]:
@@ -24,7 +25,50 @@ def adamw(model: nn.Module, c: TrainConfig) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups(model, c.weight_decay), lr=c.lr, betas=(c.beta1, c.beta2), fused=True)
 
 
-OPTIMIZERS: dict[str, Callable] = {"adamw": adamw}
+class Together:
+    """Several optimizers as one; each parameter belongs to exactly one of them."""
+
+    def __init__(self, *parts: torch.optim.Optimizer):
+        self.parts = parts
+
+    @property
+    def param_groups(self) -> list[dict]:
+        return [group for part in self.parts for group in part.param_groups]
+
+    def step(self) -> None:
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self) -> None:
+        for part in self.parts:
+            part.zero_grad()
+
+    def state_dict(self) -> list[dict]:
+        return [part.state_dict() for part in self.parts]
+
+    def load_state_dict(self, states: list[dict]) -> None:
+        for part, state in zip(self.parts, states, strict=True):
+            part.load_state_dict(state)
+
+
+def muon(model: GPT, c: TrainConfig) -> Together:
+    """Muon for the matrices inside the blocks (Jordan et al. 2024), AdamW for tables, gains and biases.
+
+    A Muon update is scaled to the size of an AdamW update (Liu et al. 2025, arXiv:2502.16982), so one learning
+    rate and one weight decay serve both; beta1 is the momentum of both.
+    """
+    inner = [p for p in model.blocks.parameters() if p.ndim == 2]
+    chosen = set(inner)
+    outer = [
+        {**group, "params": [p for p in group["params"] if p not in chosen]} for group in groups(model, c.weight_decay)
+    ]
+    return Together(
+        torch.optim.Muon(inner, lr=c.lr, weight_decay=c.weight_decay, momentum=c.beta1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(outer, lr=c.lr, betas=(c.beta1, c.beta2), fused=True),
+    )
+
+
+OPTIMIZERS: dict[str, Callable] = {"adamw": adamw, "muon": muon}
 
 
 def constant(step: int, c: TrainConfig) -> float:
@@ -37,7 +81,12 @@ def cosine(step: int, c: TrainConfig) -> float:
     return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done))
 
 
-SCHEDULES: dict[str, Callable[[int, TrainConfig], float]] = {"constant": constant, "cosine": cosine}
+def linear(step: int, c: TrainConfig) -> float:
+    """A straight line from the end of warm-up to zero after the last step (Bergsma et al. 2025, arXiv:2502.15938)."""
+    return 1 - (step - c.warmup) / max(1, c.steps - c.warmup)
+
+
+SCHEDULES: dict[str, Callable[[int, TrainConfig], float]] = {"constant": constant, "cosine": cosine, "linear": linear}
 
 
 def rate(step: int, c: TrainConfig) -> float:
