@@ -66,12 +66,25 @@ class ModelConfig:
     wiring: str = "prenorm"  # gpt.WIRINGS
     norm: str = "rmsnorm"  # parts.norms.NORMS
     norm_eps: float = 1e-5
-    mlp: str = "swiglu"  # parts.mlps.MLPS
+    mlp: str = "swiglu"  # gpt.MLPS
     mlp_width: int | None = None  # hidden units; null: the width at which every MLP has 8 D^2 weights
-    attention: str = "mha"  # parts.attention.ATTENTIONS
+    attention: str = "mha"  # gpt.ATTENTIONS; a comma list is tiled over the layers
     position: str = "rope"  # parts.positions.POSITIONS
     rope_base: float = 10_000.0
     dropout: float = 0.0  # on the embedding, the attention weights and each branch's output
+
+    n_experts: int = 8  # of a mixture
+    top_k: int = 2  # experts that a symbol passes through
+    router: str = "softmax"  # parts.experts.ROUTERS
+    balance_weight: float = 0.01  # of the loss that evens the load (router softmax)
+    bias_rate: float = 0.001  # by which an expert's bias moves after each update (router sigmoid)
+    latent_width: int | None = None  # of mla; null: the width at which it has multi-head attention's 4 D^2 weights
+    sparse_keys: int = 16  # that a query sees (dsa)
+    index_heads: int = 2  # of the indexer that chooses them
+    sparse_block: int = 8  # symbols in a block (nsa)
+    sparse_blocks: int = 6  # that a query sees in full
+    sparse_window: int = 16  # symbols that it sees besides, itself included
+    predict_ahead: int = 0  # symbols behind the next that a head of its own learns from
 
     @property
     def head_size(self) -> int:
@@ -90,9 +103,27 @@ SEAMS = {
     "wiring": ("model.wiring",),
     "norm": ("model.norm", "model.norm_eps"),
     "mlp": ("model.mlp", "model.mlp_width"),
-    "attention": ("model.attention",),
+    "attention": (
+        "model.attention",
+        "model.latent_width",
+        "model.sparse_keys",
+        "model.index_heads",
+        "model.sparse_block",
+        "model.sparse_blocks",
+        "model.sparse_window",
+    ),
     "position": ("model.position", "model.rope_base"),
     "optimizer": ("train.optimizer",),
+    "experts": (
+        "model.mlp",
+        "model.mlp_width",
+        "model.n_experts",
+        "model.top_k",
+        "model.router",
+        "model.balance_weight",
+        "model.bias_rate",
+    ),
+    "objective": ("model.predict_ahead", "train.ahead_weight"),
 }
 
 
@@ -116,6 +147,7 @@ class TrainConfig:
     checkpoints: list[int] = field(default_factory=list)  # steps evaluated besides 0 and the last
     log_every: int = 10  # steps between rows of the training loss
     save_every: int = 100  # steps between resume points
+    ahead_weight: float = 0.3  # of the mean loss of model.predict_ahead's heads
 
 
 @dataclass
@@ -192,7 +224,9 @@ def check(c: Config) -> None:
     least = {  # key -> smallest value
         "seed": 0, "model.n_layer": 1, "model.n_head": 1, "model.d_model": 1, "model.context": 1, "model.mlp_width": 1,
         "train.steps": 0, "train.batch_size": 1, "train.warmup": 0, "train.weight_decay": 0, "train.log_every": 1,
-        "train.save_every": 1, "eval.stride": 1, "eval.batch_size": 1, "machine.threads": 1,
+        "train.save_every": 1, "eval.stride": 1, "eval.batch_size": 1, "machine.threads": 1, "model.balance_weight": 0,
+        "model.bias_rate": 0, "train.ahead_weight": 0, "model.latent_width": 1,
+        "model.sparse_keys": 1, "model.index_heads": 1, "model.sparse_block": 1, "model.sparse_window": 1,
         "machine.pack": 1,
     }  # fmt: skip
     rules = [(key, lambda v, low=low: v is None or v >= low, f"at least {low}") for key, low in least.items()]
@@ -206,6 +240,7 @@ def check(c: Config) -> None:
             lambda v: v <= (os.cpu_count() or 1),
             f"at most {os.cpu_count()}, the cores that are here",
         ),
+        ("model.predict_ahead", lambda v: 0 <= v < c.model.context, f"in [0, model.context={c.model.context})"),
         ("train.warmup", lambda v: v <= max(c.train.steps, 0), f"at most train.steps={c.train.steps}"),
         ("eval.stride", lambda v: v is None or v <= c.model.context, f"at most model.context={c.model.context}"),
     ]

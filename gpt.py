@@ -11,12 +11,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from config import ModelConfig, lookup
-from parts.attention import ATTENTIONS
+from parts import attention, experts, latent, mlps, recurrent, sparse
+from parts.ahead import Ahead
 from parts.dropout import Dropout
 from parts.linear import Embedding
-from parts.mlps import MLPS
 from parts.norms import NORMS
 from parts.positions import POSITIONS
+
+ATTENTIONS = attention.ATTENTIONS | latent.ATTENTIONS | recurrent.ATTENTIONS | sparse.ATTENTIONS
+MLPS = mlps.MLPS | experts.MLPS
 
 
 class Block(nn.Module):
@@ -24,7 +27,8 @@ class Block(nn.Module):
 
     def __init__(self, c: ModelConfig, layer: int):
         super().__init__()
-        self.attention = lookup(ATTENTIONS, c.attention, "model.attention")(c, layer)
+        kinds = [lookup(ATTENTIONS, name.strip(), "model.attention") for name in c.attention.split(",")]
+        self.attention = kinds[layer % len(kinds)](c, layer)
         self.mlp = lookup(MLPS, c.mlp, "model.mlp")(c)
         self.attention_norm, self.mlp_norm = make_norm(c), make_norm(c)
         self.dropout = Dropout(c.dropout)
@@ -72,12 +76,22 @@ class GPT(nn.Module):
         self.dropout = Dropout(c.dropout)
         self.blocks = nn.ModuleList(wiring(c, layer) for layer in range(c.n_layer))
         self.final_norm = make_norm(c) if wiring.final_norm else nn.Identity()
+        self.ahead = nn.ModuleList(  # for the objective alone
+            Ahead(c.d_model, wiring(c, c.n_layer + step), [make_norm(c) for _ in range(3)])
+            for step in range(c.predict_ahead)
+        )
 
     def forward(self, ids):
+        return self.unembed(self.states(ids))
+
+    def states(self, ids):
         x = self.dropout(self.position.embed(self.embedding(ids)))  # (B, T, D)
         for block in self.blocks:
             x = block(x, self.position)
-        return F.linear(self.final_norm(x), self.embedding.weight)  # tied: one table reads and writes
+        return self.final_norm(x)
+
+    def unembed(self, states):
+        return F.linear(states, self.embedding.weight)  # tied: one table reads and writes
 
     def init(self, seed: int) -> "GPT":
         """Draw the initial weights. Each module has a generator seeded by (seed, its name), so that

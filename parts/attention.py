@@ -13,17 +13,22 @@ from parts.dropout import Dropout
 from parts.linear import Linear
 
 
-def attend(q, k, v, dropout: Dropout):
+def attend(q, k, v, dropout: Dropout, mask=None):
     """Causal softmax attention over (B, heads, T, head size): the one score path.
 
+    `mask` (..., T, S): the keys that each query may see, at least one, in place of all past ones.
     On a GPU torch's fused kernel; on a CPU plain matrix products, which compute the same and are
     half again as fast there, backward pass included.
     """
     if q.device.type != "cpu":
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout.p if dropout.training else 0.0)
+        p = dropout.p if dropout.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=p)
     T = q.shape[-2]
-    future = torch.full((T, T), float("-inf"), dtype=q.dtype).triu(1)
-    scores = (q * q.shape[-1] ** -0.5) @ k.mT + future  # (B, heads, T, T)
+    if mask is None:
+        hidden = torch.full((T, T), float("-inf"), dtype=q.dtype).triu(1)
+    else:
+        hidden = torch.where(mask, q.new_zeros(()), q.new_full((), float("-inf")))
+    scores = (q * q.shape[-1] ** -0.5) @ k.mT + hidden  # (B, heads, T, T)
     return dropout(scores.softmax(-1).to(v.dtype)) @ v
 
 

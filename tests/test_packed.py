@@ -49,9 +49,10 @@ def test_a_packed_step_has_the_gradients_of_each_seed_alone(freeze):
     assert len({float(row["grad_norm"]) for row in together}) == 3
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_packed_training_equals_each_seed_alone(freeze, compiled):
-    pack, alone = learners(freeze, f"machine.compile={compiled}", seeds=2)
+@pytest.mark.parametrize(("swap", "compiled"), [("baseline", False), ("baseline", True), ("moe_biasfree", False)])
+def test_packed_training_equals_each_seed_alone(freeze, swap, compiled):
+    """A router's bias, which no gradient moves, included."""
+    pack, alone = learners(freeze, f"swap={swap}", f"machine.compile={compiled}", seeds=2)
     for step in range(5):
         pack.update(step)
         [learner.update(step) for learner in alone]

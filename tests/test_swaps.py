@@ -12,6 +12,7 @@ from engine.plan import require_one_seam
 from storage.files import flatten
 from text import corpus
 from training import cost, optim
+from training.objective import AfterStep, Objective
 
 V = 50
 
@@ -82,20 +83,25 @@ def test_starts_near_a_uniform_guess(job):
 def test_every_parameter_learns(job):
     model = build(job.config.model)
     ids = torch.randint(V, (4, job.config.model.context + 1))
-    gpt.loss(model(ids[:, :-1]), ids[:, 1:]).backward()
+    Objective(model, job.config.train)(ids[:, :-1], ids[:, 1:])["total"].backward()
     silent = [name for name, p in model.named_parameters() if p.grad is None or p.grad.abs().max() == 0]
     assert not silent
 
 
 def test_is_live(job, freeze):
-    """With the weights they share, the swap and the baseline give different logits; a swap of training is in
-    test_touches_one_seam."""
+    """With the weights they share, the swap and the baseline give different logits, or minimize another number.
+
+    A swap of training alone is in test_touches_one_seam."""
     if job.config.model == freeze().config.model:
         return
     mine, base = loud(build(job.config.model)), loud(build(freeze().config.model))
     mine.load_state_dict({**mine.state_dict(), **{k: v for k, v in base.state_dict().items() if fits(mine, k, v)}})
-    ids = torch.randint(V, (2, job.config.model.context))
-    assert (mine(ids) - base(ids)).abs().max() > 1e-2
+    ids, targets = torch.randint(V, (2, 2, job.config.model.context))
+    if job.config.about.seam == "objective":
+        totals = [Objective(model, job.config.train)(ids, targets)["total"] for model in (mine, base)]
+        assert abs(totals[0] - totals[1]) > 1e-2
+    else:
+        assert (mine(ids) - base(ids)).abs().max() > 1e-2
 
 
 def fits(model, name, value) -> bool:
@@ -122,9 +128,9 @@ def test_flops_formula_agrees_with_torch_counter(job):
     from torch.utils.flop_counter import FlopCounterMode
 
     model, T = build(job.config.model), job.config.model.context
-    ids = torch.randint(V, (2, T))
+    ids, targets = torch.randint(V, (2, 2, T))
     with FlopCounterMode(display=False) as counter:
-        model(ids).sum().backward()
+        Objective(model, job.config.train)(ids, targets)["total"].backward()
     assert counter.get_total_flops() / ids.numel() == pytest.approx(cost.cost(model, T).flops_per_token, rel=0.01)
 
 
@@ -133,14 +139,16 @@ def test_trains_to_the_same_loss_twice(job):
 
     def losses():
         model = gpt.GPT(job.config.model, text.vocab_size).init(job.config.seed)
+        objective = Objective(model, job.config.train)
         optimizer = optim.OPTIMIZERS[job.config.train.optimizer](model, job.config.train)
         for step in range(3):
             inputs, targets = corpus.batch(text.train, 0, step, 8, job.config.model.context)
-            loss = gpt.loss(model(inputs), targets)
-            loss.backward()
+            row = objective(inputs, targets)
+            row["total"].backward()
             optimizer.step()
             optimizer.zero_grad()
-            yield loss.item()
+            AfterStep(model)()
+            yield row["loss"].item()
 
     first, second = list(losses()), list(losses())
     assert first == second and first[-1] < first[0]

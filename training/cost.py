@@ -28,14 +28,15 @@ def cost(model: GPT, context: int) -> Cost:
     total = sum(p.numel() for p in model.parameters())
     tables = sum(m.weight.numel() for m in model.modules() if isinstance(m, Embedding))
     weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
-    attentions = [block.attention for block in model.blocks]
-    forward = 2 * (weights + model.embedding.weight.numel()) + sum(a.flops(context) for a in attentions)
+    unembedded = model.embedding.weight.numel() * (1 + len(model.ahead))
+    forward = 2 * (weights + unembedded) + sum(m.flops(context) for m in model.modules() if hasattr(m, "flops"))
+    inactive = sum(m.inactive() for m in model.modules() if hasattr(m, "inactive"))
     return Cost(
         total=total,
         non_embedding=total - tables,
-        active=total,
+        active=total - inactive,
         flops_per_token=3 * forward,
-        kv_bytes_per_token=BYTES * sum(a.kv_numbers(context) for a in attentions),
+        kv_bytes_per_token=round(BYTES * sum(block.attention.kv_numbers(context) for block in model.blocks)),
     )
 
 

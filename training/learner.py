@@ -9,7 +9,7 @@ from text import corpus
 from text.corpus import Corpus
 from training import evaluate, optim
 from training.machine import Machine
-from training.objective import Objective
+from training.objective import AfterStep, Objective
 
 
 class Learner:
@@ -48,7 +48,11 @@ class Learner:
         norm = self.clip(self.config.train.grad_clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        self.after_step()
         return self.rows({**row, "grad_norm": norm, "lr": lr})
+
+    def after_step(self) -> None:
+        AfterStep(self.model)()
 
     @property
     def seed(self) -> int:

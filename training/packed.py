@@ -13,7 +13,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from config import Config
 from training import evaluate
 from training.learner import Learner
-from training.objective import Objective
+from training.objective import AfterStep, Objective
 
 PACKABLE = ("adamw",)  # optimizers that treat each number by itself, so that slices cannot mix
 SHARED = "step"  # of an optimizer's state of one parameter: the count of updates, the same for all seeds
@@ -43,8 +43,7 @@ class Pack(Learner):
         """(S, B, T) symbols in, the objective's values as (S,) each."""
 
         def one(weights, buffers, inputs, targets):
-            prefixed = {f"model.{name}": value for name, value in (weights | buffers).items()}
-            return functional_call(self.template, prefixed, (inputs, targets))
+            return functional_call(self.template, inside(weights | buffers), (inputs, targets))
 
         return vmap(one, randomness="different")(self.stacked, self.buffers, inputs, targets)
 
@@ -66,6 +65,9 @@ class Pack(Learner):
 
     def clip(self, limit: float) -> Tensor:
         return self.shorten([p.grad for p in self.stacked.values()], limit)
+
+    def after_step(self) -> None:
+        functional_call(AfterStep(self.model), inside(self.buffers), ())
 
     def rows(self, row: dict) -> list[dict]:
         seeds = range(len(self.configs))
@@ -100,6 +102,11 @@ class Pack(Learner):
             for p, state in first["state"].items()
         }
         self.optimizer.load_state_dict({**first, "state": moments})
+
+
+def inside(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """By the names that a model's tensors have where it is the `model` of another module."""
+    return {f"model.{name}": value for name, value in tensors.items()}
 
 
 def clip(gradients: list[Tensor], limit: float) -> Tensor:
