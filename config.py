@@ -98,33 +98,25 @@ SIZE = ("n_layer", "n_head", "d_model", "context")
 
 
 # What one swap may turn, by the seam that it names in `about`. A new seam is a new line here.
+# fmt: off
 SEAMS = {
     "baseline": (),
     "wiring": ("model.wiring",),
     "norm": ("model.norm", "model.norm_eps"),
     "mlp": ("model.mlp", "model.mlp_width"),
     "attention": (
-        "model.attention",
-        "model.latent_width",
-        "model.sparse_keys",
-        "model.index_heads",
-        "model.sparse_block",
-        "model.sparse_blocks",
-        "model.sparse_window",
+        "model.attention", "model.latent_width", "model.sparse_keys", "model.index_heads", "model.sparse_block",
+        "model.sparse_blocks", "model.sparse_window",
     ),
     "position": ("model.position", "model.rope_base"),
     "optimizer": ("train.optimizer",),
     "experts": (
-        "model.mlp",
-        "model.mlp_width",
-        "model.n_experts",
-        "model.top_k",
-        "model.router",
-        "model.balance_weight",
+        "model.mlp", "model.mlp_width", "model.n_experts", "model.top_k", "model.router", "model.balance_weight",
         "model.bias_rate",
     ),
     "objective": ("model.predict_ahead", "train.ahead_weight"),
 }
+# fmt: on
 
 
 def baseline_of(model: ModelConfig) -> ModelConfig:
