@@ -53,7 +53,7 @@ results: $(READY) ## gather finished runs into results/ and rebuild every table 
 bench: $(READY) ## speed beside nanoGPT, growth, overhead, minutes; PEER=<checkout of nanoGPT> PEER_HF=1 ARGS=--quick
 	$(PY) -m bench $(if $(PEER),--peer "$$PEER") $(if $(filter-out 0,$(PEER_HF)),--hf) $(ARGS)
 
-test: $(READY) ## the tests, a few minutes
+test: $(READY) ## the tests, about ten minutes
 	$(PY) -m pytest -q -n 2
 
 lint: $(READY) ## style and errors

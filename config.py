@@ -204,6 +204,11 @@ class Config:
     runs_dir: str = "runs"
     results_dir: str = "results"
 
+    @property
+    def step_symbols(self) -> int:
+        """That one update trains on."""
+        return self.train.batch_size * self.model.context
+
 
 # A finished or half-finished run may be met again with other values of these: they name or place
 # a run, or decide what is written down of it, and never move a weight.

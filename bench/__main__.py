@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench import crew, figure, growth, share, speed, tables
+from bench import crew, figure, growth, nanogpt, share, speed, tables
 from bench.cases import FULL, PLAIN, QUICK, Contender, Plan, Sizes, on_cpu, on_gpu
 from cli import in_one_line
 from config import Config, Precision, UserError
@@ -43,7 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def bench(options: argparse.Namespace) -> int:
     plan = QUICK if options.quick else FULL
-    peer = require_peer(options.peer) if options.peer else None
+    peer = options.peer and options.peer.resolve()
+    if peer:
+        nanogpt.require(peer, "model.py")
     hf = require_hf() if options.hf else ()
     facts = describe(options.quick)
     where = facts["machine"]
@@ -101,13 +103,6 @@ def versions(peer: Path | None, hf: tuple[str, ...]) -> dict[str, str]:
     if peer:
         found["nanoGPT model.py sha256"] = hashlib.sha256((peer / "model.py").read_bytes()).hexdigest()[:12]
     return {"python": platform.python_version(), **found}
-
-
-def require_peer(folder: Path) -> Path:
-    """Raises UserError where there is no nanoGPT."""
-    if not (folder / "model.py").is_file():
-        raise UserError(f"PEER={folder}: no model.py in it; it must be a checkout of nanoGPT")
-    return folder.resolve()
 
 
 def require_hf() -> tuple[str, ...]:

@@ -3,8 +3,6 @@
 A peer keeps its own model, and nanoGPT its own optimizer and its way of drawing batches. Nothing of a peer is copied.
 """
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
@@ -15,6 +13,7 @@ import torch
 from torch import nn
 
 import gpt
+from bench.nanogpt import model_module
 from config import Config
 from text.corpus import Corpus
 from training import optim
@@ -44,9 +43,7 @@ def ours(task: Task) -> Step:
 
 def nanogpt(task: Task) -> Step:
     """As its train.py does it, less the print of each step's loss, which would wait for the device."""
-    spec = importlib.util.spec_from_file_location("nanogpt_model", task.peer / "model.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = model_module(task.peer)
     c, t = task.config.model, task.config.train
     sizes = {"block_size": c.context, "n_layer": c.n_layer, "n_head": c.n_head, "n_embd": c.d_model}
     config = module.GPTConfig(**sizes, vocab_size=task.text.vocab_size, dropout=c.dropout, bias=False)

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 import cli
 from analysis.formats import markdown_table
-from bench import speedrun_peer
+from bench import nanogpt, speedrun_peer
 from bench.process import timed
 from bench.speedrun_peer import Peer
 from config import Kind, UserError
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 def race(options: argparse.Namespace) -> int:
     """All rounds, the table and the record. Raises UserError before anything is started, where it can."""
     if options.peer:
-        speedrun_peer.require(options.peer)
+        nanogpt.require(options.peer, *speedrun_peer.CODE)
     with TemporaryDirectory(prefix="oneswap-") as scratch:
         choice = [*RECIPE, *text_choice(options.text), *options.overrides]
         lines = [[*choice, f"seed={seed}", f"runs_dir={scratch}/runs"] for seed in options.seeds.split(",")]

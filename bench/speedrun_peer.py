@@ -1,7 +1,6 @@
 """nanoGPT's own CPU recipe, run from a copy of somebody's checkout: nothing of it stands in this project."""
 
 import hashlib
-import importlib.util
 import io
 import os
 import pickle
@@ -15,8 +14,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from bench.nanogpt import model_module
 from bench.process import timed
-from config import UserError
 
 # What its README gives for a machine without a GPU ("I only have a macbook"), whole.
 RECIPE = (
@@ -27,12 +26,6 @@ RECIPE = (
 DATA = Path("data/shakespeare_char")
 CHECKPOINT = Path("out-shakespeare-char/ckpt.pt")
 CODE = ("train.py", "model.py", "configurator.py", RECIPE[0])
-
-
-def require(checkout: Path) -> None:
-    """Raises UserError where a folder is no checkout of nanoGPT."""
-    if missing := [name for name in CODE if not (checkout / name).is_file()]:
-        raise UserError(f"--peer={checkout}: no checkout of nanoGPT, {missing[0]} is not in it")
 
 
 class Peer:
@@ -67,9 +60,7 @@ class Peer:
 
         Each character but the very first is scored once.
         """
-        spec = importlib.util.spec_from_file_location("peer_model", self.folder / "model.py")
-        peer = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(peer)
+        peer = model_module(self.folder)
         model = peer.GPT(peer.GPTConfig(**saved["model_args"])).eval()
         model.load_state_dict(saved["model"])
         dev = torch.from_numpy(np.fromfile(self.folder / DATA / "val.bin", dtype=np.uint16).astype(np.int64))

@@ -47,7 +47,7 @@ class Worker:
             steps += 1
         self.machine.wait()
         per_step = (time.perf_counter() - started) / steps
-        tokens = self.config.train.batch_size * self.config.model.context
+        tokens = self.config.step_symbols
         seeds = self.config.machine.pack or 1
         rate = matrix.rate(tokens, self.config.model.d_model, self.machine) if with_matrix else None
         return {

@@ -127,7 +127,7 @@ def estimate(todo: list[Job], width: int) -> str:
 
 
 def tokens(job: Job) -> int:
-    return job.config.train.steps * job.config.train.batch_size * job.config.model.context
+    return job.config.train.steps * job.config.step_symbols
 
 
 def single(composed: DictConfig) -> int:

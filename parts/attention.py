@@ -42,11 +42,14 @@ class MultiHead(nn.Module):
         self.out = Linear(c.d_model, c.d_model, writes=True)
         self.dropout = Dropout(c.dropout)
 
+    def heads(self, x, position):
+        """x (B, T, D) -> q and k, rotated, and v, each (B, heads, T, head size)."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_head, self.head_size)).permute(2, 0, 3, 1, 4)
+        return position.rotate(q), position.rotate(k), v
+
     def forward(self, x, position):
-        B, T, D = x.shape
-        q, k, v = self.qkv(x).view(B, T, 3, self.n_head, self.head_size).permute(2, 0, 3, 1, 4)
-        y = attend(position.rotate(q), position.rotate(k), v, self.dropout)
-        return self.out(y.transpose(1, 2).reshape(B, T, D))
+        y = attend(*self.heads(x, position), self.dropout)
+        return self.out(y.transpose(1, 2).flatten(2))
 
     def flops(self, T: int) -> int:
         return 2 * 2 * T * self.width  # scores, then the weighted sum of values

@@ -9,28 +9,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from config import ModelConfig, UserError
-from parts.attention import attend
-from parts.dropout import Dropout
+from parts.attention import MultiHead, attend
 from parts.linear import Linear
 
 
-class Sparse(nn.Module):
-    """Queries, keys and values of multi-head attention, and its output."""
-
-    def __init__(self, c: ModelConfig):
-        super().__init__()
-        self.n_head, self.head_size, self.width = c.n_head, c.head_size, c.d_model
-        self.qkv = Linear(c.d_model, 3 * c.d_model)
-        self.out = Linear(c.d_model, c.d_model, writes=True)
-        self.dropout = Dropout(c.dropout)
-
-    def heads(self, x, position):
-        """x (B, T, D) -> q and k, rotated, and v, each (B, heads, T, head size)."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_head, self.head_size)).permute(2, 0, 3, 1, 4)
-        return position.rotate(q), position.rotate(k), v
-
-
-class TopKeys(Sparse):
+class TopKeys(MultiHead):
     """Each query sees the `sparse_keys` past keys that an indexer scores highest (DeepSeek-V3.2, arXiv:2512.02556).
 
     All heads share the choice. No gradient passes through it, so the indexer learns to predict: its scores' softmax
@@ -40,7 +23,7 @@ class TopKeys(Sparse):
     """
 
     def __init__(self, c: ModelConfig, layer: int):
-        super().__init__(c)
+        super().__init__(c, layer)
         self.keys = c.sparse_keys
         self.indexer = Indexer(c)
 
@@ -85,7 +68,7 @@ class Indexer(nn.Module):
         return (weight * F.relu(q @ k.mT)).float().sum(1)
 
 
-class ChosenBlocks(Sparse):
+class ChosenBlocks(MultiHead):
     """Three views of the past, added with a gate per head: blocks in brief, a few blocks in full, and a near window.
 
     After native sparse attention (Yuan et al. 2025, arXiv:2502.11089): each block of keys and values is also kept as
@@ -95,7 +78,7 @@ class ChosenBlocks(Sparse):
     """
 
     def __init__(self, c: ModelConfig, layer: int):
-        super().__init__(c)
+        super().__init__(c, layer)
         if c.sparse_blocks < 3:
             raise UserError(f"model.sparse_blocks={c.sparse_blocks}: must be at least 3, of which only one is chosen")
         self.size, self.blocks, self.window = c.sparse_block, c.sparse_blocks, c.sparse_window

@@ -48,7 +48,7 @@ class RunLog:
         except BaseException:
             self._lock.release()
             raise
-        if self._ended:  # perhaps by another process, just before the lock was ours
+        if self.ended:  # perhaps by another process, just before the lock was ours
             self._lock.release()
         return self
 
@@ -63,7 +63,7 @@ class RunLog:
         self._lock.release()
 
     @property
-    def _ended(self) -> bool:
+    def ended(self) -> bool:
         return self.state in ENDED
 
     def _acquire(self) -> None:
@@ -87,7 +87,7 @@ class RunLog:
         A damaged checkpoint is named, removed, and the one before it used; without any the run starts over.
         Raises UserError: the run has ended, or the folder cannot be written.
         """
-        if self._ended:
+        if self.ended:
             raise UserError(f"{self.folder}: this run has {self.state}; remove the folder to run it again")
         with writing(self.folder):
             for litter in [*self.folder.glob(".*.tmp"), self.folder / "summary.json"]:  # left by a kill
@@ -186,7 +186,7 @@ class RunLog:
 
     def status(self, state: str, reason: str = "", step: int | None = None) -> None:
         """running, interrupted or failed, and how far. Once the run has ended, its end stands."""
-        if self._ended:
+        if self.ended:
             return
         self._status |= {"state": state, "reason": reason} | ({} if step is None else {"step": step})
         try:

@@ -26,7 +26,8 @@ class Book:
 
     def __init__(self, config: Config, folder: Path, watch: Callable[[dict], None]):
         self.config, self.folder, self.watch = config, folder, watch
-        self.log = RunLog(folder, to_plain(config))
+        self.plain = to_plain(config)
+        self.log = RunLog(folder, self.plain)
         self.mirror: Mirror | None = None
         self.step, self.state = 0, None  # of the resume point
         self.seconds = 0.0  # spent on updates; in a pack, this seed's share
@@ -41,10 +42,6 @@ class Book:
             self.mirror.finish({}, exit_code=1)
         self.log.__exit__(*error)
 
-    @property
-    def ended(self) -> bool:
-        return self.log.state in ("finished", "diverged")
-
     def begin(self, machine: Machine, text: Corpus) -> None:
         """Readies the folder, and finds the resume point: `step` updates done, `state` None where there is none.
 
@@ -54,7 +51,7 @@ class Book:
             raise UserError(f"text {self.config.text.name}: not the text that this run was frozen with")
         self.machine, self.text = machine, text
         self.log.begin(provenance(machine.facts()))
-        self.mirror = Mirror(self.folder, to_plain(self.config), self.config.wandb.mode.value)
+        self.mirror = Mirror(self.folder, self.plain, self.config.wandb.mode.value)
         if found := self.log.restore():
             self.step, self.state = found
             begun, now = self.state["precision"], machine.precision.value
@@ -93,7 +90,7 @@ class Book:
 
     def symbols(self, step: int) -> int:
         """Trained on so far, repeats counted."""
-        return step * self.config.train.batch_size * self.config.model.context
+        return step * self.config.step_symbols
 
     def tokens_per_s(self, step: int) -> float:
         return self.symbols(step) / self.seconds if self.seconds else 0.0

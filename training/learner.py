@@ -24,6 +24,7 @@ class Learner:
         self.model = self.fresh(self.config)
         self.objective = self.machine.compiled(Objective(self.model, self.config.train))
         self.optimizer = self.optimizer_of(self.model)
+        self.after_step = AfterStep(self.model)
 
     def fresh(self, config: Config) -> gpt.GPT:
         return gpt.GPT(config.model, self.text.vocab_size).init(config.seed).to(self.machine.device)
@@ -50,9 +51,6 @@ class Learner:
         self.optimizer.zero_grad()
         self.after_step()
         return self.rows({**row, "grad_norm": norm, "lr": lr})
-
-    def after_step(self) -> None:
-        AfterStep(self.model)()
 
     @property
     def seed(self) -> int:

@@ -36,7 +36,7 @@ def together(runs: Runs) -> list[dict]:
     machine = settle(config.machine)
     with stop_signals() as stopped, ExitStack() as open_books:
         books = [open_books.enter_context(Book(*one)) for one in runs]
-        if todo := [book for book in books if not book.ended]:
+        if todo := [book for book in books if not book.log.ended]:
             text = corpus.load(config.text)
             corpus.require(text, config.model.context)
             for book in todo:

@@ -56,8 +56,8 @@ class AfterStep(nn.Module):
     def __init__(self, model: nn.Module):
         super().__init__()
         self.model = model
+        self.moving = [module for module in model.modules() if hasattr(module, "after_step")]
 
     def forward(self) -> None:
-        for module in self.model.modules():
-            if hasattr(module, "after_step"):
-                module.after_step()
+        for module in self.moving:
+            module.after_step()

@@ -34,6 +34,8 @@ class Pack(Learner):
         self.template = Objective(self.model, self.config.train)
         self.objective = self.machine.compiled(self.losses)
         self.shorten = self.machine.compiled(clip)
+        moving = AfterStep(self.model)
+        self.after_step = lambda: functional_call(moving, inside(self.buffers), ())
         self.optimizer = self.optimizer_of(models[0])
         mine = {id(p): self.stacked[name] for name, p in models[0].named_parameters()}
         for group in self.optimizer.param_groups:  # grouped by what one model's parameters are
@@ -65,9 +67,6 @@ class Pack(Learner):
 
     def clip(self, limit: float) -> Tensor:
         return self.shorten([p.grad for p in self.stacked.values()], limit)
-
-    def after_step(self) -> None:
-        functional_call(AfterStep(self.model), inside(self.buffers), ())
 
     def rows(self, row: dict) -> list[dict]:
         seeds = range(len(self.configs))
