@@ -5,10 +5,9 @@ The defaults of `ModelConfig` are the baseline block. `conf/scale` says how larg
 """
 
 import difflib
-import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from operator import attrgetter
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -66,11 +65,24 @@ class ModelConfig:
     wiring: str = "prenorm"  # gpt.WIRINGS
     norm: str = "rmsnorm"  # parts.norms.NORMS
     norm_eps: float = 1e-5
+    qk_norm: str = "none"  # parts.norms.NORMS, on each head's queries and keys before they are rotated
     mlp: str = "swiglu"  # gpt.MLPS
     mlp_width: int | None = None  # hidden units; null: the width at which every MLP has 8 D^2 weights
     attention: str = "mha"  # gpt.ATTENTIONS; a comma list is tiled over the layers
+    n_kv_head: int | None = None  # heads of keys and values, shared by groups of query heads; null: n_head
+    windows: str = "L"  # a letter a layer, tiled over the layers: L sees everything before it, S a short window
+    window: int | None = None  # symbols that an S layer sees, its own among them; null: a quarter of the context
+    sinks: bool = False  # one learned logit a head that takes attention and gives nothing
+    score_softcap: float | None = None  # bound on attention scores; null: none
+    logit_softcap: float | None = None  # bound on the model's logits; null: none
     position: str = "rope"  # parts.positions.POSITIONS
     rope_base: float = 10_000.0
+    nope_every: int | None = None  # one layer out of so many goes without rotation; null: none does
+    rope_scaling: str = "none"  # parts.positions.SCALINGS, for texts longer than the context
+    rope_factor: float | None = None  # by how much the scaling stretches; null: as much as the text needs
+    bias: str = "none"  # parts.linear.BIASES
+    embedding_power: float = 0.0  # the embedded input is multiplied by d_model to this power
+    tied: bool = True  # one table reads symbols and writes their logits
     dropout: float = 0.0  # on the embedding, the attention weights and each branch's output
 
     n_experts: int = 8  # of a mixture
@@ -97,28 +109,6 @@ class ModelConfig:
 SIZE = ("n_layer", "n_head", "d_model", "context")
 
 
-# What one swap may turn, by the seam that it names in `about`. A new seam is a new line here.
-# fmt: off
-SEAMS = {
-    "baseline": (),
-    "wiring": ("model.wiring",),
-    "norm": ("model.norm", "model.norm_eps"),
-    "mlp": ("model.mlp", "model.mlp_width"),
-    "attention": (
-        "model.attention", "model.latent_width", "model.sparse_keys", "model.index_heads", "model.sparse_block",
-        "model.sparse_blocks", "model.sparse_window",
-    ),
-    "position": ("model.position", "model.rope_base"),
-    "optimizer": ("train.optimizer",),
-    "experts": (
-        "model.mlp", "model.mlp_width", "model.n_experts", "model.top_k", "model.router", "model.balance_weight",
-        "model.bias_rate",
-    ),
-    "objective": ("model.predict_ahead", "train.ahead_weight"),
-}
-# fmt: on
-
-
 def baseline_of(model: ModelConfig) -> ModelConfig:
     """The baseline at the same size: what a variant's cost is compared with."""
     return ModelConfig(**{name: getattr(model, name) for name in SIZE})
@@ -136,6 +126,8 @@ class TrainConfig:
     beta1: float = 0.9
     beta2: float = 0.95
     grad_clip: float = 1.0  # largest gradient norm
+    label_smoothing: float = 0.0  # share of the target that is spread over all symbols
+    z_loss: float = 0.0  # weight of the squared log of the softmax's normalizer
     checkpoints: list[int] = field(default_factory=list)  # steps evaluated besides 0 and the last
     log_every: int = 10  # steps between rows of the training loss
     save_every: int = 100  # steps between resume points
@@ -144,7 +136,8 @@ class TrainConfig:
 
 @dataclass
 class EvalConfig:
-    stride: int | None = None  # symbols a window moves on; null: the whole context
+    context: int | None = None  # symbols a window holds; null: model.context
+    stride: int | None = None  # symbols a window moves on; null: the whole window
     batch_size: int = 16  # windows at once; never changes the result
 
 
@@ -209,6 +202,11 @@ class Config:
         """That one update trains on."""
         return self.train.batch_size * self.model.context
 
+    @property
+    def eval_context(self) -> int:
+        """Symbols of an evaluation window."""
+        return self.eval.context or self.model.context
+
 
 # A finished or half-finished run may be met again with other values of these: they name or place
 # a run, or decide what is written down of it, and never move a weight.
@@ -216,35 +214,15 @@ FREE = ("about", "wandb", "runs_dir", "results_dir", "name", "machine.device", "
         "train.log_every", "train.save_every", "eval.batch_size", "text.path")  # fmt: skip
 
 
-def check(c: Config) -> None:
-    """Raises UserError, naming the key and what is allowed, for a number outside its range."""
-    least = {  # key -> smallest value
-        "seed": 0, "model.n_layer": 1, "model.n_head": 1, "model.d_model": 1, "model.context": 1, "model.mlp_width": 1,
-        "train.steps": 0, "train.batch_size": 1, "train.warmup": 0, "train.weight_decay": 0, "train.log_every": 1,
-        "train.save_every": 1, "eval.stride": 1, "eval.batch_size": 1, "machine.threads": 1, "model.balance_weight": 0,
-        "model.bias_rate": 0, "train.ahead_weight": 0, "model.latent_width": 1,
-        "model.sparse_keys": 1, "model.index_heads": 1, "model.sparse_block": 1, "model.sparse_window": 1,
-        "machine.pack": 1,
-    }  # fmt: skip
-    rules = [(key, lambda v, low=low: v is None or v >= low, f"at least {low}") for key, low in least.items()]
-    positive = ("model.norm_eps", "model.rope_base", "train.lr", "train.grad_clip")
-    rules += [(key, lambda v: 0 < v < float("inf"), "above 0") for key in positive]
-    rules += [(key, lambda v: 0 <= v < 1, "in [0, 1)") for key in ("model.dropout", "train.beta1", "train.beta2")]
-    rules += [
-        ("train.checkpoints", lambda v: all(step >= 0 for step in v), "steps of at least 0"),
-        (
-            "machine.threads",
-            lambda v: v <= (os.cpu_count() or 1),
-            f"at most {os.cpu_count()}, the cores that are here",
-        ),
-        ("model.predict_ahead", lambda v: 0 <= v < c.model.context, f"in [0, model.context={c.model.context})"),
-        ("train.warmup", lambda v: v <= max(c.train.steps, 0), f"at most train.steps={c.train.steps}"),
-        ("eval.stride", lambda v: v is None or v <= c.model.context, f"at most model.context={c.model.context}"),
-    ]
-    for key, holds, allowed in rules:
-        value = attrgetter(key)(c)
-        if not holds(value):
-            raise UserError(f"{key}={value}: must be {allowed}")
+def tiled(pattern: Sequence, layer: int, c: ModelConfig, key: str):
+    """The entry of a pattern that is repeated over the layers.
+
+    Raises UserError where the model has too few layers to show each entry.
+    """
+    if not 0 < len(pattern) <= c.n_layer:
+        shown = ",".join(pattern) if isinstance(pattern, list) else pattern
+        raise UserError(f"{key}={shown}: a pattern of {len(pattern)} does not fit into model.n_layer={c.n_layer}")
+    return pattern[layer % len(pattern)]
 
 
 def lookup(table: dict, name: str, key: str):

@@ -3,12 +3,11 @@
 from collections import Counter, defaultdict
 
 from analysis.runs import BASELINE, RATE, key_of
-from config import SIZE
+from limits import SEAMS
 from storage.rundir import essential
 
 NOTED = ("code_sha256", "torch", "python", "cpu", "platform")  # of provenance: told where they differ
 COMMIT = ("commit", "dirty", "diff_sha256")  # of provenance: also moved by what cannot move a number
-SHAPE = (*(f"model.{name}" for name in SIZE), "model.dropout")  # model keys that are no seam
 OUT = "left out"
 
 
@@ -42,8 +41,18 @@ def same_conditions(group: list[dict]) -> list[dict]:
     ways = Counter(frozen(conditions(r)) for r in group)
     base = Counter(frozen(conditions(r)) for r in group if r["swap"] == BASELINE)
     usual = dict(max(ways, key=lambda way: (ways[way], base[way])))
-    odd = [(r, differing(usual, dict(frozen(conditions(r))))) for r in group]
+    odd = [(r, beside(swapped(r), differing(usual, dict(frozen(conditions(r)))))) for r in group]
     return [left_out(r, found, "the table") for r, found in odd if found]
+
+
+def swapped(record: dict) -> list[str]:
+    """The knobs that the record's swap may turn, and what evaluation tells of the same names."""
+    seam = SEAMS.get(record.get("about", {}).get("seam"), ())
+    return [*seam, *(f"evaluation {key.rpartition('.')[2]}" for key in seam)]
+
+
+def beside(keys, found: dict) -> dict:
+    return {key: pair for key, pair in found.items() if key not in keys}
 
 
 def conditions(record: dict) -> dict:
@@ -100,7 +109,5 @@ def short(value: str) -> str:
 
 def beside_seam(swap: dict, baseline: dict) -> dict[str, tuple]:
     """Key -> (baseline's, swap's) of the knobs besides the seam and the axes in which two records differ."""
-    axes = swap["axes"].keys() | baseline["axes"].keys()
     found = differing(dict(frozen(fixed(baseline))), dict(frozen(fixed(swap))))
-    seam = [key for key in found if key.startswith("model.") and key not in SHAPE]
-    return {key: pair for key, pair in found.items() if key not in axes and key not in seam}
+    return beside([*swap["axes"], *baseline["axes"], *swapped(swap)], found)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from config import SEAMS, Config, UserError, check, from_plain, lookup, to_plain
+from config import Config, UserError, from_plain, lookup, to_plain
+from limits import SEAMS, check
 from storage import rundir
 from storage.files import flatten
 from text import corpus
 from text.corpus import Corpus
-from training import cost, machine, optim
+from training import cost, evaluate, machine, optim
 
 ROOT = Path(__file__).parents[1]
 HOME_TEXT = "canterbury"  # the text whose sweeps need no suffix
@@ -47,7 +48,8 @@ class Freezer:
         check(config)
         lookup(optim.OPTIMIZERS, config.train.optimizer, "train.optimizer")
         lookup(optim.SCHEDULES, config.train.schedule, "train.schedule")
-        cost.of_config(config.model, vocab_size=1)  # a wrong name or size is told before a text is fetched
+        cost.require_read(config.model)  # a wrong name or size is told before a text is fetched
+        evaluate.require_places(config)
         run = config.run
         run.scale, run.swap = choices.scale, variant or choices.swap
         require_one_seam(choices.swap, config.about.seam)
@@ -76,10 +78,14 @@ class Freezer:
 
 
 def require_one_seam(swap: str, seam: str) -> None:
-    """Raises UserError for a swap file that turns more than the knobs of the seam that it names."""
+    """Raises UserError for a swap file that turns more than the knobs of the seam that it names.
+
+    A file may stand on another swap, which its `defaults` name, and turns one seam more.
+    """
     path = ROOT / "conf" / "swap" / f"{swap}.yaml"
     allowed = lookup(SEAMS, seam, f"conf/swap/{swap}.yaml: about.seam")
-    turned = [key for key in flatten(OmegaConf.to_container(OmegaConf.load(path))) if not key.startswith("about.")]
+    turned = flatten(OmegaConf.to_container(OmegaConf.load(path)))
+    turned = [key for key in turned if not key.startswith("about.") and key != "defaults"]
     if more := [key for key in turned if key not in allowed]:
         what = ", ".join(allowed) or "nothing"
         raise UserError(f"conf/swap/{swap}.yaml: seam {seam} turns {what}; this file also turns {', '.join(more)}")

@@ -8,54 +8,118 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from config import ModelConfig
+from config import ModelConfig, UserError, lookup, tiled
 from parts.dropout import Dropout
-from parts.linear import Linear
+from parts.linear import Linear, biased
+from parts.norms import NORMS
+from parts.softcap import softcap
 
 
-def attend(q, k, v, dropout: Dropout, mask=None):
+def attend(q, k, v, dropout: Dropout, *, mask=None, cap=None, sinks=None):
     """Causal softmax attention over (B, heads, T, head size): the one score path.
 
-    `mask` (..., T, S): the keys that each query may see, at least one, in place of all past ones.
-    On a GPU torch's fused kernel; on a CPU plain matrix products, which compute the same and are
-    half again as fast there, backward pass included.
+    k and v may have fewer heads, each of which serves a group of query heads that stand together.
+    mask: (..., T, S), the keys that each query may see, at least one, in place of all past ones.
+    cap: soft bound on scores. sinks: (heads,) logits that take part in the softmax and have no value.
+
+    On a GPU torch's fused kernel, where it knows the case; on a CPU plain matrix products, which compute
+    the same and are half again as fast there, backward pass included.
     """
-    if q.device.type != "cpu":
-        p = dropout.p if dropout.training else 0.0
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=p)
-    T = q.shape[-2]
+    if q.device.type == "cpu" or cap is not None or sinks is not None:
+        return plain(q, k, v, dropout, mask, cap, sinks)
+    return fused(q, k, v, dropout, mask)
+
+
+def fused(q, k, v, dropout: Dropout, mask=None):
+    p, shared = dropout.p if dropout.training else 0.0, k.shape[1] != q.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, mask, p, is_causal=mask is None, enable_gqa=shared)
+
+
+def plain(q, k, v, dropout: Dropout, mask=None, cap=None, sinks=None):
+    by_group = (*k.shape[:2], -1, q.shape[-1])  # a group's queries, one head after the other, as one longer text
+    scores = (q * q.shape[-1] ** -0.5).reshape(by_group) @ k.mT
+    scores = softcap(scores, cap).view(*q.shape[:-1], -1)  # (B, heads, T, S)
     if mask is None:
-        hidden = torch.full((T, T), float("-inf"), dtype=q.dtype).triu(1)
+        hidden = torch.full(scores.shape[-2:], float("-inf"), dtype=q.dtype, device=q.device).triu(1)
     else:
         hidden = torch.where(mask, q.new_zeros(()), q.new_full((), float("-inf")))
-    scores = (q * q.shape[-1] ** -0.5) @ k.mT + hidden  # (B, heads, T, T)
-    return dropout(scores.softmax(-1).to(v.dtype)) @ v
+    scores = scores + hidden
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(*q.shape[:-1], 1)], dim=-1)
+    weights = dropout(scores.softmax(-1)[..., : k.shape[-2]].to(v.dtype))
+    return (weights.reshape(*k.shape[:2], -1, k.shape[-2]) @ v).view(*q.shape[:-1], -1)
 
 
-class MultiHead(nn.Module):
-    """Every head has a query, key and value of its own (Vaswani et al. 2017, arXiv:1706.03762)."""
+def near(T: int, window: int | None, device):
+    """The mask of a sliding window (T, T): the last `window` symbols, a query's own among them; None: no mask."""
+    if window is None:
+        return None
+    return torch.ones(T, T, dtype=torch.bool, device=device).tril().triu(1 - window)
 
-    def __init__(self, c: ModelConfig, layer: int):
+
+def short(c: ModelConfig) -> int:
+    """Raises UserError for a window that hides nothing."""
+    window = max(1, c.context // 4) if c.window is None else c.window
+    if window >= c.context:
+        raise UserError(f"model.window={window}: hides nothing of model.context={c.context}")
+    return window
+
+
+WINDOWS = {"S": short, "L": lambda c: None}  # a letter of model.windows -> symbols that a layer sees
+
+
+class Heads(nn.Module):
+    """Queries, keys and values from one projection, and the way back to the stream."""
+
+    def __init__(self, c: ModelConfig, n_kv_head: int):
         super().__init__()
-        self.n_head, self.head_size, self.width = c.n_head, c.head_size, c.d_model
-        self.qkv = Linear(c.d_model, 3 * c.d_model)
-        self.out = Linear(c.d_model, c.d_model, writes=True)
+        self.size, self.n_head, self.n_kv_head, self.width = c.head_size, c.n_head, n_kv_head, c.d_model
+        self.widths = [n * c.head_size for n in (c.n_head, n_kv_head, n_kv_head)]
+        self.qkv = Linear(c.d_model, sum(self.widths), bias=biased(c, "qkv"))
+        self.q_norm, self.k_norm = (
+            lookup(NORMS, c.qk_norm, "model.qk_norm")(c.head_size, c.norm_eps) for _ in range(2)
+        )
+        self.out = Linear(c.d_model, c.d_model, writes=True, bias=biased(c, "out"))
         self.dropout = Dropout(c.dropout)
 
     def heads(self, x, position):
-        """x (B, T, D) -> q and k, rotated, and v, each (B, heads, T, head size)."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.n_head, self.head_size)).permute(2, 0, 3, 1, 4)
-        return position.rotate(q), position.rotate(k), v
+        """x (B, T, D) -> q and k, normalized and rotated, and v, each (B, its heads, T, head size)."""
+        parts = self.qkv(x).split(self.widths, dim=-1)
+        q, k, v = (part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in parts)
+        return position.rotate(self.q_norm(q)), position.rotate(self.k_norm(k)), v
+
+    def join(self, y):
+        """y (B, heads, T, head size) -> (B, T, D)."""
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class MultiHead(Heads):
+    """Every head has a query, key and value of its own (Vaswani et al. 2017, arXiv:1706.03762).
+
+    Or shares key and value with its group: Shazeer 2019, arXiv:1911.02150; Ainslie et al. 2023, arXiv:2305.13245.
+    Raises UserError where the heads cannot be grouped, and for a letter of `windows` that is none.
+    """
+
+    def __init__(self, c: ModelConfig, layer: int):
+        n_kv_head = c.n_kv_head or c.n_head
+        if c.n_head % n_kv_head:
+            allowed = ", ".join(str(n) for n in range(1, c.n_head + 1) if c.n_head % n == 0)
+            raise UserError(f"model.n_kv_head={c.n_kv_head}: must divide model.n_head={c.n_head}. Allowed: {allowed}")
+        super().__init__(c, n_kv_head)
+        self.window = lookup(WINDOWS, tiled(c.windows, layer, c, "model.windows"), "model.windows")(c)
+        self.cap = c.score_softcap
+        self.sinks = nn.Parameter(torch.zeros(c.n_head)) if c.sinks else None
 
     def forward(self, x, position):
-        y = attend(*self.heads(x, position), self.dropout)
-        return self.out(y.transpose(1, 2).flatten(2))
+        mask = near(x.shape[1], self.window, x.device)
+        return self.join(attend(*self.heads(x, position), self.dropout, mask=mask, cap=self.cap, sinks=self.sinks))
 
     def flops(self, T: int) -> int:
         return 2 * 2 * T * self.width  # scores, then the weighted sum of values
 
-    def kv_numbers(self, T: int) -> int:
-        return 2 * self.width
+    def kv_numbers(self, T: int) -> float:
+        seen = min(self.window or T, T)  # of a longer text, what has left the window is let go
+        return 2 * self.n_kv_head * self.size * seen / T
 
 
 ATTENTIONS = {"mha": MultiHead}

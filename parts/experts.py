@@ -5,14 +5,13 @@ of the batch alone, so that a mixture compiles and stacks over seeds. N symbols,
 """
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from config import ModelConfig, UserError, lookup
-from parts.linear import STD, Linear
+from parts.linear import STD, Linear, require_unbiased
 from parts.mlps import SwiGLU
 
 BLOCKS = 2  # blocks of rows an expert has at an even load; an uneven load takes at most one more for each expert
@@ -87,6 +86,7 @@ class Experts(nn.Module):
         super().__init__()
         if not 2 <= c.top_k <= c.n_experts:
             raise UserError(f"model.top_k={c.top_k}: must be from 2 to model.n_experts={c.n_experts}")
+        require_unbiased(c, "mlp", f"model.mlp={c.mlp}")
         self.share, self.n_experts = c.top_k / c.n_experts, c.n_experts
         self.width = c.mlp_width or round(8 * c.d_model / 3 / (c.top_k + self.n_shared))
         self.router = lookup(ROUTERS, c.router, "model.router")(c)
@@ -121,7 +121,7 @@ class SharedExperts(Experts):
 
     def __init__(self, c: ModelConfig):
         super().__init__(c)
-        self.shared = SwiGLU(replace(c, mlp_width=self.width))
+        self.shared = SwiGLU(c, self.width)
 
     def forward(self, x):
         return self.shared(x) + super().forward(x)

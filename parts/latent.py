@@ -1,14 +1,12 @@
 """Multi-head latent attention: what generation keeps of a symbol is one narrow vector, shared by all heads."""
 
-from dataclasses import replace
-
 import torch
 from torch import nn
 
 from config import ModelConfig, UserError, lookup
 from parts.attention import attend
 from parts.dropout import Dropout
-from parts.linear import Linear
+from parts.linear import Linear, require_unbiased
 from parts.norms import RMSNorm
 from parts.positions import POSITIONS, RoPE
 
@@ -31,7 +29,8 @@ class Latent(nn.Module):
             sizes = f"model.d_model={c.d_model} / model.n_head={c.n_head}"
             raise UserError(f"model.attention=mla rotates half as many numbers as a head has: 4 must divide {sizes}")
         self.latent = c.latent_width or c.d_model // 2 - c.head_size // 6
-        self.rope = POSITIONS[c.position](replace(c, d_model=c.n_head * self.rotated))
+        require_unbiased(c, "qkv", "model.attention=mla")
+        self.rope = RoPE(c, self.rotated).of(layer)
         self.query = Linear(c.d_model, c.n_head * (self.head_size + self.rotated))
         self.compress = Linear(c.d_model, self.latent + self.rotated)
         self.norm = RMSNorm(self.latent, c.norm_eps)
@@ -58,8 +57,7 @@ class Latent(nn.Module):
         q = q * (q.shape[-1] / (self.head_size + self.rotated)) ** 0.5  # `attend` divides by the size that it sees
         latent = latent.unsqueeze(1)
         k = torch.cat([latent, k_rotated], dim=-1)
-        heads = (-1, self.n_head, -1, -1)
-        y = attend(q, k.expand(heads), latent.expand(heads), self.dropout) @ self.read_value.weight.view(readers).mT
+        y = attend(q, k, latent, self.dropout) @ self.read_value.weight.view(readers).mT
         return self.out(y.transpose(1, 2).flatten(2))
 
     def parts(self, x):

@@ -24,4 +24,4 @@ class LayerNorm(nn.LayerNorm):
         super().__init__(width, eps=eps)
 
 
-NORMS = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
+NORMS = {"rmsnorm": RMSNorm, "layernorm": LayerNorm, "none": nn.Identity}

@@ -4,52 +4,142 @@ One object serves the whole model. `embed` may change the embedded input (B, T, 
 change queries and keys (B, heads, T, head size). Either leaves alone what it does not use.
 """
 
+import math
+
 import torch
 from torch import nn
 
-from config import ModelConfig, UserError
-from parts.linear import Embedding
+from config import ModelConfig, UserError, lookup
+from parts.linear import STD, Embedding
 
 
-class RoPE(nn.Module):
-    """Rotates pairs (i, i + half) of a query or key by place * base^(-i / half), so that scores see distance.
+class NoPosition(nn.Module):
+    """None at all: the causal mask alone tells order (Kazemnejad et al. 2023, arXiv:2305.19466)."""
 
-    Su et al. 2021, arXiv:2104.09864. Raises UserError for an odd head size.
-    """
+    endless = True  # whether there is a place beyond the context
 
     def __init__(self, c: ModelConfig):
         super().__init__()
-        if c.head_size % 2:
-            raise UserError(
-                f"model.position=rope rotates pairs: model.d_model={c.d_model} / model.n_head={c.n_head} must be even"
-            )
-        speed = c.rope_base ** (-torch.arange(0, c.head_size, 2) / c.head_size)
-        angle = torch.outer(torch.arange(c.context), speed)  # (T, head / 2)
-        self.register_buffer("cos", angle.cos(), persistent=False)
-        self.register_buffer("sin", angle.sin(), persistent=False)
 
     def embed(self, x):
         return x
 
     def rotate(self, x):
-        T = x.shape[-2]
-        cos, sin = self.cos[:T].to(x.dtype), self.sin[:T].to(x.dtype)
+        return x
+
+    def of(self, layer: int) -> nn.Module:
+        """What the attention of a layer is given."""
+        return self
+
+
+class RoPE(NoPosition):
+    """Rotates pairs (i, i + half) of a query or key by place * base^(-i / half), so that scores see distance.
+
+    Su et al. 2021, arXiv:2104.09864. With `nope_every` n, each n-th layer is not rotated, as in Llama 4.
+    Raises UserError for an odd head size, or too few layers to leave one out.
+    """
+
+    def __init__(self, c: ModelConfig, size: int | None = None):
+        super().__init__(c)
+        self.size = size or c.head_size
+        if self.size % 2:
+            raise UserError(
+                f"model.position=rope rotates pairs: model.d_model={c.d_model} / model.n_head={c.n_head} must be even"
+            )
+        self.every, self.still = c.nope_every or math.inf, NoPosition(c)
+        if c.nope_every and c.nope_every > c.n_layer:
+            raise UserError(f"model.nope_every={c.nope_every}: leaves out none of model.n_layer={c.n_layer} layers")
+        self.context, self.base = c.context, c.rope_base
+        self.scaling = lookup(SCALINGS, c.rope_scaling, "model.rope_scaling")
+        self.factor = None if self.scaling is unscaled else c.rope_factor
+        cos, sin = waves(c.context, speeds(self.base, self.size))
+        self.register_buffer("cos", cos, persistent=False)  # (T, head / 2)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def of(self, layer):
+        return self.still if layer % self.every == self.every - 1 else self
+
+    def rotate(self, x):
+        cos, sin = (table.to(x.dtype) for table in self.tables(x.shape[-2]))
         a, b = x.chunk(2, dim=-1)
         return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
 
+    def tables(self, T: int):
+        """Cosines and sines of T places; of more than the context, with speeds that are scaled to reach so far."""
+        if self.context >= T:
+            return self.cos[:T], self.sin[:T]
+        factor = self.factor or T / self.context
+        speed, gain = self.scaling(speeds(self.base, self.size), factor, self.context, self.base)
+        return (gain * table.to(self.cos.device) for table in waves(T, speed))
 
-class Learned(nn.Module):
-    """A trained vector per place, added to the input (Radford et al. 2019, GPT-2)."""
+
+def speeds(base: float, size: int):
+    """Radians a place, of each pair (size / 2,)."""
+    return base ** (-torch.arange(0, size, 2) / size)
+
+
+def waves(T: int, speed):
+    """cos and sin of place * speed, each (T, speeds)."""
+    angle = torch.outer(torch.arange(T), speed)
+    return angle.cos(), angle.sin()
+
+
+def unscaled(speed, factor: float, context: int, base: float):
+    return speed, 1.0
+
+
+def linear(speed, factor: float, context: int, base: float):
+    """All speeds slower, so that no angle is new (position interpolation; Chen et al. 2023, arXiv:2306.15595)."""
+    return speed / factor, 1.0
+
+
+def yarn(speed, factor: float, context: int, base: float, fast: float = 32, slow: float = 1):
+    """Fast pairs as they are, slow ones slower, a ramp between; scores a little sharper (arXiv:2309.00071).
+
+    A pair that turns more than `fast` times within the context is fast, less than `slow` times slow. The ramp
+    runs over the pairs' numbers, as in the authors' code; the gain is on queries and keys alike.
+    """
+
+    def pair(turns: float) -> float:
+        return len(speed) * math.log(context / (turns * 2 * math.pi)) / math.log(base)
+
+    first, last = max(math.floor(pair(fast)), 0), min(math.ceil(pair(slow)), 2 * len(speed) - 1)
+    slower = ((torch.arange(len(speed)) - first) / max(last - first, 0.001)).clamp(0, 1)
+    return speed * (1 - slower + slower / factor), 0.1 * math.log(factor) + 1
+
+
+class Sinusoidal(NoPosition):
+    """Fixed waves added to the input (Vaswani et al. 2017, arXiv:1706.03762).
+
+    The embedding had a spread of 1 there; here the waves are as much smaller as it is.
+    """
 
     def __init__(self, c: ModelConfig):
-        super().__init__()
+        super().__init__(c)
+        self.width, self.scale = c.d_model, STD * c.d_model**c.embedding_power
+        self.register_buffer("table", self.waves(c.context), persistent=False)
+
+    def waves(self, T: int):
+        speed = 10_000.0 ** (-torch.arange(0, self.width, 2) / self.width)
+        return self.scale * torch.stack(waves(T, speed)[::-1], dim=-1).flatten(1)[:, : self.width]  # sin, cos, sin, ...
+
+    def embed(self, x):
+        T = x.shape[-2]
+        return x + (self.table[:T] if len(self.table) >= T else self.waves(T).to(x.device))
+
+
+class Learned(NoPosition):
+    """A trained vector per place, added to the input (Radford et al. 2019, GPT-2)."""
+
+    endless = False
+
+    def __init__(self, c: ModelConfig):
+        super().__init__(c)
         self.table = Embedding(c.context, c.d_model)
 
     def embed(self, x):
         return x + self.table.weight[: x.shape[-2]]
 
-    def rotate(self, x):
-        return x
 
-
-POSITIONS = {"rope": RoPE, "learned": Learned}
+POSITIONS = {"rope": RoPE, "learned": Learned, "sinusoidal": Sinusoidal, "none": NoPosition}
+SCALINGS = {"none": unscaled, "linear": linear, "yarn": yarn}

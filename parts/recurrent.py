@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from config import ModelConfig
-from parts.linear import Linear
+from parts.linear import Linear, require_unbiased
 from parts.norms import RMSNorm
 
 CHUNK = 32  # symbols
@@ -27,6 +27,7 @@ class GatedDelta(nn.Module):
 
     def __init__(self, c: ModelConfig, layer: int):
         super().__init__()
+        require_unbiased(c, "qkv", "model.attention=delta")
         D, self.n_head, self.key = c.d_model, c.n_head, max(1, c.head_size // 2)
         left = 4 * D * D - 2 * D * self.n_head - 2 * self.n_head * self.key * (D + KERNEL)
         self.value = max(1, round(left / (self.n_head * (3 * D + KERNEL))))
@@ -75,6 +76,7 @@ class StateSpace(nn.Module):
 
     def __init__(self, c: ModelConfig, layer: int):
         super().__init__()
+        require_unbiased(c, "qkv", "model.attention=ssm")
         D, self.n_head, self.value = c.d_model, c.n_head, c.head_size
         self.state = max(1, round((D * D - D * (self.n_head + KERNEL + 1)) / (2 * (D + KERNEL))))
         self.sizes = [D, self.state, self.state]

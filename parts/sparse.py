@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from config import ModelConfig, UserError
-from parts.attention import MultiHead, attend
+from parts.attention import Heads, attend, near
 from parts.linear import Linear
 
 
-class TopKeys(MultiHead):
+class TopKeys(Heads):
     """Each query sees the `sparse_keys` past keys that an indexer scores highest (DeepSeek-V3.2, arXiv:2512.02556).
 
     All heads share the choice. No gradient passes through it, so the indexer learns to predict: its scores' softmax
@@ -23,7 +23,7 @@ class TopKeys(MultiHead):
     """
 
     def __init__(self, c: ModelConfig, layer: int):
-        super().__init__(c, layer)
+        super().__init__(c, c.n_head)
         self.keys = c.sparse_keys
         self.indexer = Indexer(c)
 
@@ -34,8 +34,7 @@ class TopKeys(MultiHead):
         if self.training:
             weights = attention_weights(q.detach(), k.detach(), seen.unsqueeze(1))
             self.extra_losses = {"indexer": divergence(weights, scores, seen)}
-        y = attend(q, k, v, self.dropout, mask=seen.unsqueeze(1))
-        return self.out(y.transpose(1, 2).flatten(2))
+        return self.join(attend(q, k, v, self.dropout, mask=seen.unsqueeze(1)))
 
     def flops(self, T: int) -> int:
         """As computed: all scores.
@@ -43,11 +42,11 @@ class TopKeys(MultiHead):
         A product counts thrice, forward and back: the weights that the indexer follows need the first alone, and
         its matrices two, since no gradient goes to their input.
         """
-        scores = T * (2 * self.width + self.width / 3 + self.indexer.n_head * self.head_size)
+        scores = T * (2 * self.width + self.width / 3 + self.indexer.n_head * self.size)
         return round(2 * (scores - sum(m.weight.numel() for m in self.indexer.children() if isinstance(m, Linear)) / 3))
 
     def kv_numbers(self, T: int) -> int:
-        return 2 * self.width + self.head_size  # and the indexer's key
+        return 2 * self.width + self.size  # and the indexer's key
 
 
 class Indexer(nn.Module):
@@ -68,7 +67,7 @@ class Indexer(nn.Module):
         return (weight * F.relu(q @ k.mT)).float().sum(1)
 
 
-class ChosenBlocks(MultiHead):
+class ChosenBlocks(Heads):
     """Three views of the past, added with a gate per head: blocks in brief, a few blocks in full, and a near window.
 
     After native sparse attention (Yuan et al. 2025, arXiv:2502.11089): each block of keys and values is also kept as
@@ -78,10 +77,10 @@ class ChosenBlocks(MultiHead):
     """
 
     def __init__(self, c: ModelConfig, layer: int):
-        super().__init__(c, layer)
+        super().__init__(c, c.n_head)
         if c.sparse_blocks < 3:
             raise UserError(f"model.sparse_blocks={c.sparse_blocks}: must be at least 3, of which only one is chosen")
-        self.size, self.blocks, self.window = c.sparse_block, c.sparse_blocks, c.sparse_window
+        self.block, self.blocks, self.window = c.sparse_block, c.sparse_blocks, c.sparse_window
         self.gates = Linear(c.d_model, 3 * c.n_head)
         self.brief = Brief(c.n_head, c.sparse_block)
 
@@ -89,28 +88,27 @@ class ChosenBlocks(MultiHead):
         q, k, v = self.heads(x, position)
         place = torch.arange(x.shape[1], device=x.device)
         in_brief, weights = self.overview(q, *self.brief(k, v), place)
-        age = place.unsqueeze(1) - place  # (T, T)
-        full = best_blocks(weights, place // self.size, self.blocks).repeat_interleave(self.size, -1)
-        in_full = attend(q, k, v, self.dropout, mask=full[..., : len(place)] & (age >= 0))
-        near = attend(q, k, v, self.dropout, mask=(age >= 0) & (age < self.window))
+        full = best_blocks(weights, place // self.block, self.blocks).repeat_interleave(self.block, -1)
+        in_full = attend(q, k, v, self.dropout, mask=full[..., : len(place)].tril())
+        in_window = attend(q, k, v, self.dropout, mask=near(len(place), self.window, x.device))
         gates = self.gates(x).sigmoid().unflatten(-1, (3, self.n_head, 1)).permute(2, 0, 3, 1, 4)
-        y = gates[0] * in_brief + gates[1] * in_full + gates[2] * near  # (B, heads, T, head size)
-        return self.out(y.transpose(1, 2).flatten(2))
+        y = gates[0] * in_brief + gates[1] * in_full + gates[2] * in_window  # (B, heads, T, head size)
+        return self.join(y)
 
     def overview(self, q, k, v, place):
         """Attention over the blocks that are over, 0 where none is, and its weights (B, heads, T, blocks)."""
-        over = (place.unsqueeze(1) + 1) // self.size > torch.arange(k.shape[2], device=k.device)  # (T, blocks)
+        over = (place.unsqueeze(1) + 1) // self.block > torch.arange(k.shape[2], device=k.device)  # (T, blocks)
         some = over.any(-1, keepdim=True)
         weights = attention_weights(q, k, over | ~some)  # a softmax needs a key
         return self.dropout(weights.to(v.dtype)) @ v * some, weights.detach()
 
     def flops(self, T: int) -> int:
         """As computed: all scores, of the chosen blocks and of the window; a kernel would skip what is masked."""
-        blocks = -(-T // self.size)
+        blocks = -(-T // self.block)
         return 2 * self.width * (4 * T + 2 * blocks)
 
     def kv_numbers(self, T: int) -> float:
-        return 2 * self.width * (1 + 1 / self.size)
+        return 2 * self.width * (1 + 1 / self.block)
 
 
 class Brief(nn.Module):

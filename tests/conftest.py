@@ -16,6 +16,21 @@ ROOT = Path(__file__).parents[1]
 # Where the tests of numbers run: DEVICE=cuda holds a GPU to what the CPU says (scripts/gpu_check.sh).
 DEVICE = os.environ.get("DEVICE", "cuda" if torch.cuda.is_available() else "cpu")
 SWAPS = sorted(path.stem for path in (ROOT / "conf/swap").glob("*.yaml"))
+NEEDS = {  # what a swap needs at smoke scale to show itself
+    "local_global_5_1": ["model.n_layer=6"],  # its pattern has as many letters
+    "rope_3_of_4": ["model.n_layer=4"],
+    "delta_hybrid": ["model.n_layer=4"],
+    "ssm_hybrid": ["model.n_layer=4"],
+    "warmup": ["train.warmup=5"],  # of 20 steps
+    "warmup_cosine": ["train.warmup=5"],
+    "bpe": ["text.bpe_vocab=300"],  # the text of the tests has few words
+    "no_dropout": [  # the scale that has dropout, made small
+        "scale=blog", "model.n_layer=2", "model.n_head=4", "model.d_model=48", "model.context=32",
+        "machine.compile=false", "train.batch_size=8", "train.checkpoints=[]", "train.log_every=1",
+    ],
+}  # fmt: skip
+
+torch.set_num_threads(1)  # as a run does; tests share the cores with each other
 
 
 def write_text(path: Path, size: int = 30_000) -> Path:
@@ -34,13 +49,13 @@ def text_file(tmp_path_factory) -> Path:
 @pytest.fixture
 def freeze(text_file, tmp_path):
     """freeze("swap=gelu", ...) -> Job at smoke scale on the small text, with runs/ and results/ in tmp_path."""
+    return lambda *overrides: frozen(tmp_path, text_file, *overrides)
 
-    def make(*overrides: str) -> Job:
-        import cli
 
-        return Freezer().freeze(cli.compose([*places(tmp_path, text_file), *overrides]))
+def frozen(folder: Path, text_file: Path, *overrides: str) -> Job:
+    import cli
 
-    return make
+    return Freezer().freeze(cli.compose([*places(folder, text_file), *overrides]))
 
 
 @pytest.fixture

@@ -43,11 +43,12 @@ def record(swap: str, seed: int, end: float, rng, steps=STEPS, scale="cpu", name
     ]
     best = min(evals, key=lambda row: row[1])
     variant = ",".join([swap, *(f"{key}={value:g}" for key, value in axes.items())])
+    turned = {f"model.{name}": swap if name == seam else "as ever" for name in ("mlp", "norm", "wiring", "position")}
     return {
         "scale": scale, "sweep": name, "swap": swap, "variant": variant, "seed": seed, "axes": axes,
         "state": "finished", "reason": "",
         "about": {"seam": seam, "label": label, "replaces": "", "paper": "", "matched": True, "reason": ""},
-        "config": {"seed": seed, "model.mlp": swap, "train.lr": axes.get("train.lr", 1e-3), "text.name": "canterbury"},
+        "config": {"seed": seed, **turned, "train.lr": axes.get("train.lr", 1e-3), "text.name": "canterbury"},
         "text": "canterbury", "evals": evals, "curve": curve, "summary": summary(evals, best, rng),
         "provenance": {"commit": "c0ffee", "code_sha256": "1a2b3c4d5e", "compile": False, "threads": 1, "device": "cpu",
                        "device_name": "", "precision": "fp32", "torch": "2.13.0"},

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from config import ModelConfig, TrainConfig, UserError, check, from_plain
+from config import ModelConfig, TrainConfig, UserError, from_plain
 from gpt import GPT
+from limits import check
 from test_swaps import loud
 from training import cost
 from training.objective import Objective

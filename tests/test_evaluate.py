@@ -41,13 +41,21 @@ def slow_nats(model, text, context, stride):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("stride", [None, 5])
-def test_equals_a_slow_reference(config, stride):
-    config.text.dev_bytes, config.eval.stride = 400, stride
+@pytest.mark.parametrize(
+    ("stride", "context", "position"),
+    [(None, None, "rope"), (5, None, "rope"), (None, 80, "rope"), (9, 80, "sinusoidal"), (7, 12, "learned")],
+)
+def test_equals_a_slow_reference(config, stride, context, position):
+    config.text.dev_bytes, config.eval.stride, config.eval.context = 400, stride, context
+    config.model.position = position
     text = corpus.load(config.text)
     model = model_of(config, text).eval()
     fast = evaluate.dev_nats(model, text, config, settle()).item()
-    assert fast == pytest.approx(slow_nats(model, text, config.model.context, stride or config.model.context), rel=1e-5)
+    T = context or config.model.context
+    assert fast == pytest.approx(slow_nats(model, text, T, stride or T), rel=1e-5)
+    assert evaluate.protocol(config, text, "fp32") | {"context": T, "stride": stride or T} == evaluate.protocol(
+        config, text, "fp32"
+    )
 
 
 def test_batch_size_and_dropout_do_not_move_it(config):

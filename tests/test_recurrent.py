@@ -109,4 +109,4 @@ def test_a_comma_list_is_tiled_over_the_layers():
     model = GPT(ModelConfig(n_layer=6, attention="delta,ssm, mha"), 10)
     assert [type(block.attention) for block in model.blocks] == [GatedDelta, StateSpace, MultiHead] * 2
     with pytest.raises(UserError, match=r"model.attention=dleta: unknown, did you mean delta"):
-        GPT(ModelConfig(n_layer=1, attention="mha,dleta"), 10)
+        GPT(ModelConfig(n_layer=2, attention="mha,dleta"), 10)

@@ -274,6 +274,22 @@ def test_what_a_swap_sets_besides_its_seam_is_told():
     ]
 
 
+def test_what_the_seam_turns_is_no_other_knob_nor_another_way_of_measuring():
+    records = sweep()
+    for r in records:
+        if r["swap"] == "gelu":
+            r["about"] = r["about"] | {"seam": "symbols"}
+            r["config"] |= {"text.kind": "bpe", "model.mlp": "gelu"}
+            r["summary"]["protocol"]["kind"] = "bpe"
+        else:
+            r["config"] |= {"text.kind": "char", "model.mlp": "swiglu"}
+    found = study(records)
+    assert not found.gaps and found.views[0].rows[1].verdict == "worse"
+    assert [note.partition(":")[2] for note in found.notes] == [
+        " differs from the baseline also in model.mlp swiglu -> gelu."
+    ]
+
+
 def test_a_resumed_seeds_mixed_code_is_not_cut_to_its_first_half():
     old, new = "a" * 64, "b" * 64
     records = sweep()

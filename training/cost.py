@@ -1,11 +1,11 @@
 """What a variant costs, counted from the built model: parameters, FLOPs, key/value cache."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 import torch
 from torch import nn
 
-from config import Config, ModelConfig, UserError, baseline_of
+from config import SIZE, Config, ModelConfig, UserError, baseline_of
 from gpt import GPT
 from parts.linear import Embedding
 
@@ -28,7 +28,7 @@ def cost(model: GPT, context: int) -> Cost:
     total = sum(p.numel() for p in model.parameters())
     tables = sum(m.weight.numel() for m in model.modules() if isinstance(m, Embedding))
     weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
-    unembedded = model.embedding.weight.numel() * (1 + len(model.ahead))
+    unembedded = model.writer.weight.numel() * (1 + len(model.ahead))
     forward = 2 * (weights + unembedded) + sum(m.flops(context) for m in model.modules() if hasattr(m, "flops"))
     inactive = sum(m.inactive() for m in model.modules() if hasattr(m, "inactive"))
     return Cost(
@@ -44,6 +44,27 @@ def of_config(c: ModelConfig, vocab_size: int) -> Cost:
     """The cost of a configuration; no memory is taken for its weights."""
     with torch.device("meta"):
         return cost(GPT(c, vocab_size), c.context)
+
+
+class Watched:
+    """A configuration that notes which of its knobs are read."""
+
+    def __init__(self, c: ModelConfig):
+        self.c, self.read = c, set()
+
+    def __getattr__(self, name: str):
+        self.read.add(name)
+        return getattr(self.c, name)
+
+
+def require_read(c: ModelConfig) -> None:
+    """Raises UserError for a knob off its default that no part of the model reads: turning it would do nothing."""
+    watched = Watched(c)
+    of_config(watched, vocab_size=1)
+    for f in fields(c):
+        value = getattr(c, f.name)
+        if value != f.default and f.name not in watched.read | set(SIZE):
+            raise UserError(f"model.{f.name}={value}: nothing in this model reads it; leave it at {f.default}")
 
 
 def require_match(config: Config) -> tuple[Cost, Cost]:

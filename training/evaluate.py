@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from config import Config
+from config import Config, UserError, lookup
+from parts.positions import POSITIONS
 from text import corpus
 from text.corpus import Corpus
 from training.machine import Machine
@@ -23,7 +24,7 @@ def dev_nats(
     """
     model.eval()
     total = torch.zeros((), dtype=torch.float64, device=machine.device)
-    for inputs, targets in corpus.windows(text, config.model.context, stride(config), config.eval.batch_size):
+    for inputs, targets in corpus.windows(text, config.eval_context, stride(config), config.eval.batch_size):
         with machine.autocast():
             found = (logits or model)(inputs.to(machine.device))
         wanted = targets.to(machine.device).expand(found.shape[:-1])
@@ -35,7 +36,15 @@ def dev_nats(
 
 def stride(config: Config) -> int:
     """Symbols by which the window moves on."""
-    return config.model.context if config.eval.stride is None else config.eval.stride
+    return config.eval_context if config.eval.stride is None else config.eval.stride
+
+
+def require_places(config: Config) -> None:
+    """Raises UserError where evaluation asks for places that the model does not have."""
+    c = config.model
+    if config.eval_context > c.context and not lookup(POSITIONS, c.position, "model.position").endless:
+        places = f"model.position={c.position} has the places of model.context={c.context} alone"
+        raise UserError(f"eval.context={config.eval.context}: {places}")
 
 
 def guess_bpb(text: Corpus) -> float:
@@ -46,7 +55,7 @@ def guess_bpb(text: Corpus) -> float:
 def protocol(config: Config, text: Corpus, precision: str) -> dict:
     """How the number was measured: numbers with different protocols never share a table."""
     return {
-        "context": config.model.context,
+        "context": config.eval_context,
         "stride": stride(config),
         "precision": precision,
         "kind": config.text.kind.value,

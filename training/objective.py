@@ -10,18 +10,25 @@ from config import TrainConfig
 
 
 class Objective(nn.Module):
-    """A model together with its training loss, so that both compile, and stack over seeds, as one."""
+    """A model together with its training loss, so that both compile, and stack over seeds, as one.
+
+    A module of the model may add to it: `extra_losses`, a dict of weighted scalars set in its forward pass, is
+    minimized, too; `statistics`, another, is reported alone.
+    """
 
     def __init__(self, model: gpt.GPT, c: TrainConfig):
         super().__init__()
         self.model, self.ahead_weight = model, c.ahead_weight
+        self.terms = {name: (getattr(c, name), term) for name, term in TERMS.items() if getattr(c, name)}
 
     def forward(self, ids, targets) -> dict:
         """`total` is minimized; the rest, `loss` in nats per symbol among it, is for the row of metrics."""
         states = self.model.states(ids)
-        loss = gpt.loss(self.model.unembed(states), targets)
+        logits = self.model.unembed(states)
+        loss = gpt.loss(logits, targets)
         ahead = self.look_ahead(states, targets)
         extra, statistics = collect(self.model, "extra_losses"), collect(self.model, "statistics")
+        extra |= {name: [weight * term(logits.float(), targets)] for name, (weight, term) in self.terms.items()}
         added = [self.ahead_weight / len(ahead) * value for value in ahead]
         total = sum([*added, *(value for values in extra.values() for value in values)], loss)
         row = {name: torch.stack(values).mean().detach() for name, values in (extra | statistics).items()}
@@ -30,11 +37,11 @@ class Objective(nn.Module):
 
     def look_ahead(self, states, targets) -> list[Tensor]:
         """Each head's nats per symbol for the symbol that many places behind the next."""
-        losses = []
+        losses, layers = [], len(self.model.blocks)
         for step, head in enumerate(self.model.ahead, 1):
             # What wraps around is seen only by the last places, which the loss leaves out.
             known = self.model.embedding(targets.roll(1 - step, -1))
-            states = head(states, known, self.model.position)
+            states = head(states, known, self.model.position.of(layers + step - 1))
             losses.append(gpt.loss(self.model.unembed(states)[..., :-step, :], targets[..., step:]))
         return losses
 
@@ -61,3 +68,19 @@ class AfterStep(nn.Module):
     def forward(self) -> None:
         for module in self.moving:
             module.after_step()
+
+
+def z_loss(logits, targets):
+    """Squared log of the softmax's normalizer (PaLM, arXiv:2204.02311, section 5)."""
+    return logits.logsumexp(-1).square().mean()
+
+
+def label_smoothing(logits, targets):
+    """What cross entropy gains where a share of the target is spread over all symbols, for a share of 1.
+
+    Szegedy et al. 2015, arXiv:1512.00567. Both entropies have the same normalizer, so it is a difference of logits.
+    """
+    return (logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - logits.mean(-1)).mean()
+
+
+TERMS = {"z_loss": z_loss, "label_smoothing": label_smoothing}  # weight in TrainConfig -> what it weighs
