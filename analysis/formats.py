@@ -22,7 +22,7 @@ LATEX = str.maketrans(
     | {NONE: "---", DASH: "--"}
 )
 TYPED = ("replaces", "paper", "matched?", "text")  # columns in which users' own words stand
-WORDS = (*TYPED, "verdict", "because", "the post")  # columns that are read, not compared
+WORDS = ("said of it", "sweep", *TYPED, "verdict", "because", "the post")  # columns that are read, not compared
 
 
 def markdown_table(table: Table) -> str:

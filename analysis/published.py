@@ -13,7 +13,7 @@ from analysis.study import Row, Study
 from analysis.words import NONE, interval, signed
 from storage import files
 
-SOURCE = Path(__file__).parent.parent / "data" / "published.yaml"
+DATA = Path(__file__).parent.parent / "data"
 AGREES, DISAGREES, UNKNOWN = "agrees", "disagrees", "cannot tell"
 SEVERITY = (AGREES, UNKNOWN, DISAGREES)  # the word for several checkpoints is the last that any of them has
 
@@ -33,8 +33,13 @@ class Check:
     why: str
 
 
-def load(path: Path = SOURCE) -> dict:
-    return files.load(path)
+def load() -> dict:
+    return files.load(DATA / "published.yaml")
+
+
+def sayings() -> dict[str, str]:
+    """Swap -> what the documents say of it."""
+    return files.load(DATA / "sayings.yaml")
 
 
 def checks(found: Study, source: dict) -> list[Check]:

@@ -105,21 +105,23 @@ def sweeps(runs_dir: Path, results_dir: Path) -> list[tuple[str, str]]:
 
 def write_index(results_dir: Path) -> None:
     """results/README.md: one line a swap of each sweep, and what each swap is."""
-    rows, studies = [], []
+    rows, studies, said = [], [], published.sayings()
     for path in sorted(results_dir.glob("*/*/records.jsonl")):
         found = study(runs.load(path))
         studies.append(found)
         name = f"{found.scale}/{found.sweep}".translate(formats.MARKDOWN)
         link = f"[{name}]({path.parent.relative_to(results_dir).as_posix()}/report.md)"
         for row in found.views[-1].swaps:
-            cells = [row.variant.label, interval(row.final), row.verdict, tables.kept(row.variant)]
+            cells = [row.variant.label, interval(row.final), row.verdict, said.get(row.variant.swap, "")]
             last = f"{found.steps[-1]:,}" if found.steps else NONE
-            rows.append([*cells, row.variant.records[0]["text"], last, link])
+            rows.append([*cells, tables.kept(row.variant), row.variant.records[0]["text"], last, link])
+    heads = ["swap", "difference [95%]", "verdict", "said of it", "seeds", "text", "steps", "sweep"]
     parts = [
         "# Results",
         "Every swap of every sweep: swap minus baseline in final bits per byte, paired by seed, with its 95% t "
-        "interval. Below zero the swap is better. The verdict is Holm-corrected within its sweep.",
-        formats.markdown_table((["swap", "difference [95%]", "verdict", "seeds", "text", "steps", "sweep"], rows)),
+        "interval. Below zero the swap is better. The verdict is Holm-corrected within its sweep. What is said of a "
+        "swap is from the documents that the project starts from, most of it about models that are far larger.",
+        formats.markdown_table((heads, rows)),
     ]
     if swaps := tables.swaps_table(studies):
         parts += ["## The swaps", formats.markdown_table(swaps)]

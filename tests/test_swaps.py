@@ -8,6 +8,7 @@ import torch
 import yaml
 
 import gpt
+from analysis import published
 from config import Config, ModelConfig, UserError, from_plain, to_plain
 from conftest import NEEDS, ROOT, SWAPS, frozen
 from engine.plan import Job, require_one_seam
@@ -199,6 +200,11 @@ def test_every_swept_swap_is_there_and_every_swap_is_swept():
     swept = {swap for sweep in sweeps for swap in sweep["hydra"]["sweeper"]["params"]["swap"].split(",")}
     assert swept - {"baseline"} <= set(SWAPS)
     assert set(SWAPS) - swept <= {"no_dropout"}  # shows only at a scale that has dropout, and there the other way round
+
+
+def test_every_swap_but_a_rung_has_its_saying():
+    rungs = {swap for swap in SWAPS if swap.startswith("ladder_")}
+    assert set(published.sayings()) == set(SWAPS) - rungs - {"baseline"}
 
 
 def test_every_sweep_file_says_its_claim_and_command():

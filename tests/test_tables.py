@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from analysis import earlier, formats, report, runs, tables
+from analysis import earlier, formats, published, report, runs, tables
 from analysis.study import study
 from analysis.words import TIMES
 from config import UserError
@@ -418,6 +418,8 @@ def test_index_and_readme(quick_figures, tmp_path, capsys):
     assert "(results/cpu/blog/curves.png)" in text and "| GELU MLP, 4D wide" in text
     index = (tmp_path / "results/README.md").read_text()
     assert index.count("| GELU MLP, 4D wide") == 2 and "(smoke/blog/report.md)" in index
+    line = next(line for line in index.splitlines() if line.startswith("| GELU"))
+    assert published.sayings()["gelu"] in line
     report.refresh(readme, tmp_path / "results")
     assert readme.read_text() == text
     readme.write_text("no markers\n")
