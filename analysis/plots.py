@@ -1,16 +1,12 @@
-"""A study's figures, each as SVG and PNG: learning curves, forest plot, difference by step.
+"""A study's figures of single swaps: learning curves, forest plot, difference by step.
 
-Colours tell the verdict and survive colour blindness; words beside the marks say the same. Drawn without
-pyplot, so nothing of one figure is left in the next; the same study gives the same SVG.
+Colours tell the verdict and survive colour blindness; words beside the marks say the same.
 """
 
-import io
 import math
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,50 +16,11 @@ from analysis.stats import BETTER, WORSE
 from analysis.study import Row, Study, View
 from analysis.words import interval, signed
 from config import UserError
-from storage import files
 
 WIDTH = 8.0  # inches, shown at about 800 pixels
 MOST = 18  # swaps in one figure; more would not be legible
 COLOURS = {WORSE: "#D55E00", BETTER: "#0072B2"}
 OPEN, GREY = "#AA4499", "#777777"  # no verdict either way; the baseline
-STYLE = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#999999",
-    "xtick.color": "#333333",
-    "ytick.color": "#333333",
-    "axes.grid": True,
-    "grid.color": "#eeeeee",
-    "axes.axisbelow": True,
-    "text.parse_math": False,  # a dollar sign in a label is a dollar sign
-    "svg.hashsalt": "oneswap",
-}
-
-
-def draw(study: Study, folder: Path) -> list[Path]:
-    """Writes each figure for which there are numbers, removes the others. Returns the PNG files."""
-    made = []
-    for name, figure in (("curves", curves), ("forest", forest), ("steps", steps)):
-        paths = [folder / f"{name}.{kind}" for kind in ("svg", "png")]
-        try:
-            with matplotlib.rc_context(STYLE):
-                save(figure(study), paths)
-            made.append(paths[1])
-        except UserError:
-            for path in paths:
-                path.unlink(missing_ok=True)
-    return made
-
-
-def save(figure: Figure, paths: list[Path]) -> None:
-    figure.get_layout_engine().execute(figure)  # once for all formats: it is the slow part
-    figure.set_layout_engine("none")
-    for path in paths:
-        out, kind = io.BytesIO(), path.suffix[1:]
-        figure.savefig(out, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else {"Software": None})
-        files.save(path, out.getvalue())
 
 
 def most_telling(rows: list[Row]) -> tuple[list[Row], str]:

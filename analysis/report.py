@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis import earlier, formats, notes, plots, published, runs, tables
+from analysis import earlier, figures, formats, notes, published, runs, tables
 from analysis.study import Study, study
 from analysis.words import NONE, interval
 from config import UserError
@@ -18,11 +18,6 @@ from storage import files
 START, END = "<!-- results:start -->", "<!-- results:end -->"
 FRONT = Path("cpu", "blog")  # the sweep that the project's README shows
 MOST_LINES = 60  # runs that the terminal shows line by line
-ALT = {
-    "curves": "Learning curves of every seed, each swap against the baseline",
-    "forest": "Difference of each swap to the baseline with its 95% interval",
-    "steps": "Difference of each swap to the baseline at each checkpoint",
-}
 
 
 @dataclass(frozen=True)
@@ -40,8 +35,8 @@ def build(runs_dir: Path, results_dir: Path, scale: str, sweep: str) -> Report:
     words, passed_over = renew(Path(runs_dir, scale, sweep), folder / "records.jsonl")
     found, source = study(runs.load(folder / "records.jsonl")), published.load()
     checks = published.checks(found, source)
-    figures = plots.draw(found, folder)
-    write_tables(found, folder, formats.markdown(found, checks, source["post"]["title"]), figures)
+    made = figures.draw(found, folder)
+    write_tables(found, folder, formats.markdown(found, checks, source["post"]["title"]), made)
     gaps = [*found.gaps, *passed_over]
     return Report(terminal(found, checks, gaps, words, folder), gaps)
 
@@ -67,8 +62,8 @@ def renew(home: Path, path: Path) -> tuple[list[str], list[str]]:
     return [*filter(None, [earlier.kept_words(kept)]), *words], gaps
 
 
-def write_tables(found: Study, folder: Path, markdown: str, figures: list[Path]) -> None:
-    pictures = "\n\n".join(f"![{ALT[png.stem]}]({png.name})" for png in figures)
+def write_tables(found: Study, folder: Path, markdown: str, made: list[Path]) -> None:
+    pictures = "\n\n".join(f"![{figures.FIGURES[png.stem][1]}]({png.name})" for png in made)
     title = f"# {found.scale}/{found.sweep}".translate(formats.MARKDOWN).replace("\\#", "#", 1)
     for name, text in (
         ("table.md", markdown),
@@ -150,7 +145,9 @@ def refresh(readme: Path, results_dir: Path) -> None:
     place = Path(os.path.relpath(folder, readme.parent)).as_posix()
     parts = [formats.main_markdown(found)]
     parts += [
-        f"![{ALT[name]}]({place}/{name}.png)" for name in ("forest", "curves") if (folder / f"{name}.png").exists()
+        f"![{figures.FIGURES[name][1]}]({place}/{name}.png)"
+        for name in ("forest", "curves")
+        if (folder / f"{name}.png").exists()
     ]
     parts.append(f"More, run by run and beside the post's numbers: [{place}/report.md]({place}/report.md).")
     new = f"{before}{START}\n\n" + "\n\n".join(parts) + f"\n\n{END}{after}"

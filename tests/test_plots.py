@@ -4,7 +4,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from analysis import plots
+from analysis import against, figures, plots
 from analysis.study import study
 from config import UserError
 from records import FINALS, altered, sweep
@@ -32,7 +32,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_figures_exist_are_not_empty_and_nothing_is_cut_off(shape, tmp_path):
-    made = plots.draw(study(SHAPES[shape]()), tmp_path)
+    made = figures.draw(study(SHAPES[shape]()), tmp_path)
     assert [path.name for path in made] == ["curves.png", "forest.png", "steps.png"]
     for path in made:
         pixels = matplotlib.image.imread(path)[..., :3]
@@ -47,8 +47,8 @@ def test_the_same_records_give_the_same_svg(tmp_path):
     found = study(sweep({"baseline": 2.5, "gelu": 2.7}))
     for name, figure in FIGURES.items():
         for path in (tmp_path / "a.svg", tmp_path / "b.svg"):
-            with matplotlib.rc_context(plots.STYLE):
-                plots.save(figure(found), [path])
+            with matplotlib.rc_context(figures.STYLE):
+                figures.save(figure(found), [path])
         one, two = ((tmp_path / f"{which}.svg").read_bytes() for which in "ab")
         assert one == two and b"<dc:date>" not in one, name
 
@@ -70,13 +70,38 @@ def test_more_swaps_than_fit_are_told():
 
 def test_without_numbers_there_is_no_figure_and_an_old_one_goes(tmp_path):
     found = study(sweep())
-    plots.draw(found, tmp_path)
+    figures.draw(found, tmp_path)
     nothing = study([r | {"state": "failed"} for r in sweep()])
     for figure in FIGURES.values():
         with pytest.raises(UserError, match="to draw"):
             figure(nothing)
-    assert plots.draw(nothing, tmp_path) == [] and list(tmp_path.iterdir()) == []
+    assert figures.draw(nothing, tmp_path) == [] and list(tmp_path.iterdir()) == []
 
 
 def test_a_sweep_without_a_baseline_has_its_curves(tmp_path):
-    assert [p.name for p in plots.draw(study(sweep({"gelu": 2.7, "learned": 3.0})), tmp_path)] == ["curves.png"]
+    assert [p.name for p in figures.draw(study(sweep({"gelu": 2.7, "learned": 3.0})), tmp_path)] == ["curves.png"]
+
+
+def test_against_the_other_swept_value_each_swap_is_a_line(tmp_path):
+    records = [
+        r for depth in (2, 4, 8) for r in sweep({"baseline": 2.5, "gelu": 2.5 + depth / 20}, **{"model.n_layer": depth})
+    ]
+    found = study(records)
+    assert "axis.png" in [path.name for path in figures.draw(found, tmp_path)]
+    ax = against.axis(found).axes[0]
+    means = ax.containers[0].lines[0].get_ydata()
+    assert means == pytest.approx([row.final.mean for row in found.views[0].swaps]) and means[0] < means[1] < means[2]
+    assert ax.get_xlabel() == "model.n_layer"
+
+
+def test_against_the_cache_each_variant_is_a_point():
+    records = sweep({"baseline": 2.5, "gelu": 2.6})
+    with pytest.raises(UserError):
+        against.cache(study(records))
+    for r in records:
+        r["summary"] |= {"kv_bytes_per_token": 768 if r["swap"] == "gelu" else 1536}
+    found = study(records)
+    ax = against.cache(found).axes[0]
+    assert [c.lines[0].get_xdata().item() for c in ax.containers] == [1536, 768]
+    words = " ".join(" ".join(text.get_text() for text in ax.texts).split())
+    assert all(row.variant.label in words for row in found.views[0].rows)

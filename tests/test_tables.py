@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from analysis import earlier, formats, published, report, runs, tables
+from analysis import earlier, figures, formats, published, report, runs, tables
 from analysis.study import study
 from analysis.words import TIMES
 from config import UserError
@@ -256,11 +256,11 @@ def quick_figures(monkeypatch):
     """Drawing is tested elsewhere; here an empty file stands for each figure."""
 
     def draw(found, folder):
-        for name in report.ALT:
+        for name in figures.FIGURES:
             files.save(folder / f"{name}.png", b"")
-        return [folder / f"{name}.png" for name in report.ALT]
+        return [folder / f"{name}.png" for name in figures.FIGURES]
 
-    monkeypatch.setattr(report.plots, "draw", draw)
+    monkeypatch.setattr(report.figures, "draw", draw)
 
 
 def read(folder) -> dict:
