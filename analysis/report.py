@@ -120,7 +120,14 @@ def write_index(results_dir: Path) -> None:
     ]
     if swaps := tables.swaps_table(studies):
         parts += ["## The swaps", formats.markdown_table(swaps)]
+    if besides := sorted(results_dir.glob("*/*.md")):
+        parts += ["## Besides the sweeps", "\n".join(besides_line(path, results_dir) for path in besides)]
     files.save(results_dir / "README.md", ("\n\n".join(parts) + "\n").encode())
+
+
+def besides_line(path: Path, results_dir: Path) -> str:
+    """A link to what another command measured, in the words of its first line."""
+    return f"- [{path.read_text().partition(chr(10))[0].lstrip('# ')}]({path.relative_to(results_dir).as_posix()})"
 
 
 def refresh(readme: Path, results_dir: Path) -> None:

@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from analysis.plots import COLOURS, GREY, STYLE, WIDTH, save
+from analysis.figures import STYLE, save
+from analysis.plots import COLOURS, GREY, WIDTH
 from analysis.stats import BETTER
 
 QUANTITIES = ("ms a step", "peak memory, MB")
