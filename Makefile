@@ -25,7 +25,7 @@ $(error $(filter-out $(KNOWN) MAKE%,$(GIVEN)): no such variable. Allowed: $(KNOW
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep results bench speedrun test lint format wandb-sync clean
+.PHONY: help setup sweep results bench speedrun notebooks test lint format wandb-sync clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -35,7 +35,7 @@ setup: $(READY) ## a virtual environment with the pinned packages (the other com
 $(VENV)/.ready: constraints.txt pyproject.toml
 	@echo "setting up $(VENV) (once, a minute or two)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(VENV)/bin/pip install -q -c constraints.txt ".[bpe,dev]"
+	@$(VENV)/bin/pip install -q -c constraints.txt ".[bpe,dev,notebooks]"
 	@touch $@
 
 sweep: $(READY) ## train a sweep; S=mlp_norm SCALE=blog SEEDS=0,1 TEXT=pydocs WANDB=online JOBS=2 DRY=1 ARGS="train.lr=3e-4"
@@ -52,6 +52,9 @@ results: $(READY) ## gather finished runs into results/ and rebuild every table 
 
 bench: $(READY) ## speed beside nanoGPT, growth, overhead, minutes; PEER=<checkout of nanoGPT> PEER_HF=1 ARGS=--quick
 	$(PY) -m bench $(if $(PEER),--peer "$$PEER") $(if $(filter-out 0,$(PEER_HF)),--hf) $(ARGS)
+
+notebooks: $(READY) ## execute notebooks/ and write each with its outputs to results/notebooks/
+	$(PY) -m nbconvert --execute --to markdown --output-dir results/notebooks notebooks/*.ipynb
 
 test: $(READY) ## the tests, about ten minutes
 	$(PY) -m pytest -q -n 2

@@ -43,9 +43,7 @@ class Freezer:
         Raises UserError for any value that the run would stumble over later.
         """
         choices = composed.hydra.runtime.choices
-        plain = OmegaConf.to_container(OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"]))
-        config = from_plain(plain)  # raises for a key that `+` added beside the knobs
-        check(config)
+        config = typed(composed)
         lookup(optim.OPTIMIZERS, config.train.optimizer, "train.optimizer")
         lookup(optim.SCHEDULES, config.train.schedule, "train.schedule")
         cost.require_read(config.model)  # a wrong name or size is told before a text is fetched
@@ -75,6 +73,14 @@ class Freezer:
             self.texts[key] = corpus.load(config.text)
         corpus.require(self.texts[key], config.model.context)
         return self.texts[key]
+
+
+def typed(composed: DictConfig) -> Config:
+    """What Hydra composed as the dataclasses of config.py. Raises UserError for a number outside its range."""
+    plain = OmegaConf.to_container(OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"]))
+    config = from_plain(plain)  # raises for a key that `+` added beside the knobs
+    check(config)
+    return config
 
 
 def require_one_seam(swap: str, seam: str) -> None:
