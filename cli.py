@@ -39,7 +39,8 @@ def in_one_line(call: Callable, *args) -> int:
     except KeyboardInterrupt:  # before there was anything to save
         return 130
     except MISTAKES as error:
-        print(f"oneswap: {one_line(error)}", file=sys.stderr)
+        line = one_line(error).encode(errors="backslashreplace").decode()  # a shell can hand over what is no text
+        print(f"oneswap: {line}", file=sys.stderr)
     except ValueError as error:
         if not str(error).startswith("Config group override"):  # Hydra's word for swap=null, of no class of its own
             raise

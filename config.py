@@ -208,6 +208,21 @@ class Config:
         return self.eval.context or self.model.context
 
 
+@dataclass
+class GenerateConfig:
+    """The knobs of generate.py."""
+
+    run: str = ""  # folder of a finished run
+    prompt: str = ""  # what the text begins with
+    tokens: int = 200  # symbols to write behind it
+    temperature: float = 1.0  # the logits are divided by it; 0: always the likeliest symbol
+    top_k: int | None = None  # draw among so many of the likeliest symbols; null: among all
+    top_p: float | None = None  # draw among the likeliest symbols that together have this probability; null: among all
+    seed: int = 0  # of the draws
+    cache: bool = True  # keep keys and values; false: compute all anew for each symbol, for the same text
+    device: str = "auto"  # auto | cpu | cuda | cuda:N
+
+
 # A finished or half-finished run may be met again with other values of these: they name or place
 # a run, or decide what is written down of it, and never move a weight.
 FREE = ("about", "wandb", "runs_dir", "results_dir", "name", "machine.device", "machine.threads", "machine.pack",

@@ -162,10 +162,12 @@ class GPT(nn.Module):
     def forward(self, ids):
         return self.unembed(self.states(ids))
 
-    def states(self, ids):
-        stream = self.begin(self.dropout(self.position.embed(self.embedding(ids))))  # (B, T, D)
+    def states(self, ids, position=None):
+        """(B, T, D), which `unembed` reads. `position`: a parts.memory.Memory, in generation."""
+        position = position or self.position
+        stream = self.begin(self.dropout(position.embed(self.embedding(ids))))  # (B, T, D)
         for layer, block in enumerate(self.blocks):
-            stream = block(stream, self.position.of(layer))
+            stream = block(stream, position.of(layer))
         return self.final_norm(stream)
 
     def unembed(self, states):

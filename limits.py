@@ -1,9 +1,10 @@
 """What a swap may turn, and what values a knob may have. What fits together is checked where it is built."""
 
 import os
+from collections.abc import Callable
 from operator import attrgetter
 
-from config import Config, UserError
+from config import Config, GenerateConfig, UserError
 
 # What one swap may turn, by the seam that it names in `about`. A new seam is a new line here.
 # fmt: off
@@ -65,6 +66,28 @@ def check(c: Config) -> None:
         ("train.warmup", lambda v: v <= max(c.train.steps, 0), f"at most train.steps={c.train.steps}"),
         ("eval.stride", lambda v: v is None or v <= c.eval_context, f"at most the {c.eval_context} of a window"),
     ]
+    require(c, rules)
+
+
+def check_generate(c: GenerateConfig) -> None:
+    """Raises UserError, naming the key and what is allowed."""
+    rules = [
+        ("run", bool, "the folder of a finished run"),
+        ("prompt", bool, "a text to begin with"),
+        ("prompt", lambda v: v.encode(errors="replace").decode() == v, "UTF-8"),
+        ("tokens", lambda v: v >= 1, "at least 1"),
+        ("seed", lambda v: v >= 0, "at least 0"),
+        ("temperature", lambda v: 0 <= v < float("inf"), "at least 0"),
+        ("top_k", lambda v: v is None or v >= 1, "at least 1"),
+        ("top_p", lambda v: v is None or 0 < v <= 1, "in (0, 1]"),
+    ]
+    drawn = ("top_k", "top_p", "seed")
+    rules += [(key, lambda v: v in (None, 0) or c.temperature, "left out at temperature=0: no draw") for key in drawn]
+    require(c, rules)
+
+
+def require(c: Config | GenerateConfig, rules: list[tuple[str, Callable, str]]) -> None:
+    """Raises UserError for a knob that does not hold to its rule: key, test, what is allowed."""
     for key, holds, allowed in rules:
         value = attrgetter(key)(c)
         if not holds(value):

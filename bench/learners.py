@@ -14,7 +14,7 @@ from torch import nn
 
 import gpt
 from bench.nanogpt import model_module
-from config import Config
+from config import Config, ModelConfig
 from text.corpus import Corpus
 from training import optim
 from training.learner import Learner
@@ -55,11 +55,19 @@ def nanogpt(task: Task) -> Step:
 
 def llama(task: Task) -> Step:
     """The baseline block by `transformers`: SwiGLU, RMSNorm, RoPE, tied embeddings, random weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
-    c = task.config.model
-    config = LlamaConfig(
-        vocab_size=task.text.vocab_size,
+    config = llama_config(task.config.model, task.text.vocab_size)
+    model = LlamaForCausalLM(config).to(task.machine.device).train()
+    optimizer = optim.adamw(model, task.config.train)
+    return stepper(task, model, optimizer, lambda forward, x, y: gpt.loss(forward(input_ids=x).logits, y))
+
+
+def llama_config(c: ModelConfig, vocab_size: int):
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=vocab_size,
         hidden_size=c.d_model,
         intermediate_size=round(8 * c.d_model / 3),
         num_hidden_layers=c.n_layer,
@@ -70,9 +78,6 @@ def llama(task: Task) -> Step:
         tie_word_embeddings=True,
         use_cache=False,
     )
-    model = LlamaForCausalLM(config).to(task.machine.device).train()
-    optimizer = optim.adamw(model, task.config.train)
-    return stepper(task, model, optimizer, lambda forward, x, y: gpt.loss(forward(input_ids=x).logits, y))
 
 
 def x_transformers(task: Task) -> Step:

@@ -18,7 +18,8 @@ from parts.softcap import softcap
 def attend(q, k, v, dropout: Dropout, *, mask=None, cap=None, sinks=None):
     """Causal softmax attention over (B, heads, T, head size): the one score path.
 
-    k and v may have fewer heads, each of which serves a group of query heads that stand together.
+    k and v may have fewer heads, each of which serves a group of query heads that stand together, and for a single
+    query more symbols, S, of which it is the last.
     mask: (..., T, S), the keys that each query may see, at least one, in place of all past ones.
     cap: soft bound on scores. sinks: (heads,) logits that take part in the softmax and have no value.
 
@@ -32,7 +33,8 @@ def attend(q, k, v, dropout: Dropout, *, mask=None, cap=None, sinks=None):
 
 def fused(q, k, v, dropout: Dropout, mask=None):
     p, shared = dropout.p if dropout.training else 0.0, k.shape[1] != q.shape[1]
-    return F.scaled_dot_product_attention(q, k, v, mask, p, is_causal=mask is None, enable_gqa=shared)
+    causal = mask is None and q.shape[-2] > 1  # a single query is the last symbol: it sees all
+    return F.scaled_dot_product_attention(q, k, v, mask, p, is_causal=causal, enable_gqa=shared)
 
 
 def plain(q, k, v, dropout: Dropout, mask=None, cap=None, sinks=None):
@@ -40,7 +42,8 @@ def plain(q, k, v, dropout: Dropout, mask=None, cap=None, sinks=None):
     scores = (q * q.shape[-1] ** -0.5).reshape(by_group) @ k.mT
     scores = softcap(scores, cap).view(*q.shape[:-1], -1)  # (B, heads, T, S)
     if mask is None:
-        hidden = torch.full(scores.shape[-2:], float("-inf"), dtype=q.dtype, device=q.device).triu(1)
+        hidden = torch.full(scores.shape[-2:], float("-inf"), dtype=q.dtype, device=q.device)
+        hidden = hidden.triu(1 + scores.shape[-1] - scores.shape[-2])
     else:
         hidden = torch.where(mask, q.new_zeros(()), q.new_full((), float("-inf")))
     scores = scores + hidden
@@ -50,11 +53,15 @@ def plain(q, k, v, dropout: Dropout, mask=None, cap=None, sinks=None):
     return (weights.reshape(*k.shape[:2], -1, k.shape[-2]) @ v).view(*q.shape[:-1], -1)
 
 
-def near(T: int, window: int | None, device):
-    """The mask of a sliding window (T, T): the last `window` symbols, a query's own among them; None: no mask."""
+def near(T: int, window: int | None, device, S: int | None = None):
+    """The mask of a sliding window (T, S): the last `window` symbols, a query's own among them; None: no mask.
+
+    S, null for T, is the number of symbols of which the queries are the last.
+    """
     if window is None:
         return None
-    return torch.ones(T, T, dtype=torch.bool, device=device).tril().triu(1 - window)
+    before = (S or T) - T
+    return torch.ones(T, before + T, dtype=torch.bool, device=device).tril(before).triu(before + 1 - window)
 
 
 def short(c: ModelConfig) -> int:
@@ -111,8 +118,10 @@ class MultiHead(Heads):
         self.sinks = nn.Parameter(torch.zeros(c.n_head)) if c.sinks else None
 
     def forward(self, x, position):
-        mask = near(x.shape[1], self.window, x.device)
-        return self.join(attend(*self.heads(x, position), self.dropout, mask=mask, cap=self.cap, sinks=self.sinks))
+        q, k, v = self.heads(x, position)
+        k, v = position.remember("heads", k, v, window=self.window)
+        mask = near(q.shape[2], self.window, x.device, k.shape[2])
+        return self.join(attend(q, k, v, self.dropout, mask=mask, cap=self.cap, sinks=self.sinks))
 
     def flops(self, T: int) -> int:
         return 2 * 2 * T * self.width  # scores, then the weighted sum of values

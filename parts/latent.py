@@ -40,7 +40,10 @@ class Latent(nn.Module):
         self.dropout = Dropout(c.dropout)
 
     def forward(self, x, position):
-        q, q_rotated, latent, k_rotated = self.parts(x)
+        return position.form(self.unfolded, self.folded)(x, position)
+
+    def unfolded(self, x, position):
+        q, q_rotated, latent, k_rotated = self.parts(x, position)
         k, v = self.heads(self.read_key(latent)), self.heads(self.read_value(latent))
         k = torch.cat([k, k_rotated.expand(*k.shape[:-1], -1)], dim=-1)
         y = attend(torch.cat([q, q_rotated], dim=-1), k, v, self.dropout)
@@ -51,20 +54,20 @@ class Latent(nn.Module):
 
         One key (latent and rotated part) and one value (the latent) serve all heads: the form of generation.
         """
-        q, q_rotated, latent, k_rotated = self.parts(x)
+        q, q_rotated, latent, k_rotated = self.parts(x, position)
         readers = (self.n_head, self.head_size, self.latent)
         q = torch.cat([q @ self.read_key.weight.view(readers), q_rotated], dim=-1)
         q = q * (q.shape[-1] / (self.head_size + self.rotated)) ** 0.5  # `attend` divides by the size that it sees
-        latent = latent.unsqueeze(1)
-        k = torch.cat([latent, k_rotated], dim=-1)
-        y = attend(q, k, latent, self.dropout) @ self.read_value.weight.view(readers).mT
+        (k,) = position.remember("latent", torch.cat([latent.unsqueeze(1), k_rotated], dim=-1))
+        y = attend(q, k, k[..., : self.latent], self.dropout) @ self.read_value.weight.view(readers).mT
         return self.out(y.transpose(1, 2).flatten(2))
 
-    def parts(self, x):
+    def parts(self, x, position):
         """Queries (B, heads, T, head size) and their rotated part, latent (B, T, latent), key (B, 1, T, rotated)."""
         q, q_rotated = self.heads(self.query(x)).split([self.head_size, self.rotated], dim=-1)
         latent, k_rotated = self.compress(x).split([self.latent, self.rotated], dim=-1)
-        return q, self.rope.rotate(q_rotated), self.norm(latent), self.rope.rotate(k_rotated.unsqueeze(1))
+        q_rotated, k_rotated = (self.rope.rotate(part, position.start) for part in (q_rotated, k_rotated.unsqueeze(1)))
+        return q, q_rotated, self.norm(latent), k_rotated
 
     def heads(self, x):
         return x.unflatten(-1, (self.n_head, -1)).transpose(1, 2)

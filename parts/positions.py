@@ -1,7 +1,8 @@
 """The position seam: how a model knows where a symbol stands.
 
 One object serves the whole model. `embed` may change the embedded input (B, T, D); `rotate` may
-change queries and keys (B, heads, T, head size). Either leaves alone what it does not use.
+change queries and keys (B, heads, T, head size). Either leaves alone what it does not use. `start` is the place of
+the first of the T symbols.
 """
 
 import math
@@ -11,9 +12,10 @@ from torch import nn
 
 from config import ModelConfig, UserError, lookup
 from parts.linear import STD, Embedding
+from parts.memory import AtOnce
 
 
-class NoPosition(nn.Module):
+class NoPosition(AtOnce, nn.Module):
     """None at all: the causal mask alone tells order (Kazemnejad et al. 2023, arXiv:2305.19466)."""
 
     endless = True  # whether there is a place beyond the context
@@ -21,15 +23,18 @@ class NoPosition(nn.Module):
     def __init__(self, c: ModelConfig):
         super().__init__()
 
-    def embed(self, x):
+    def embed(self, x, start: int = 0):
         return x
 
-    def rotate(self, x):
+    def rotate(self, x, start: int = 0):
         return x
 
     def of(self, layer: int) -> nn.Module:
         """What the attention of a layer is given."""
         return self
+
+    def reach(self, T: int) -> None:
+        """From now on, places are those of a text of T symbols, of which each call may bring a part."""
 
 
 class RoPE(NoPosition):
@@ -59,18 +64,24 @@ class RoPE(NoPosition):
     def of(self, layer):
         return self.still if layer % self.every == self.every - 1 else self
 
-    def rotate(self, x):
-        cos, sin = (table.to(x.dtype) for table in self.tables(x.shape[-2]))
+    def rotate(self, x, start=0):
+        cos, sin = (table[start:].to(x.dtype) for table in self.tables(start + x.shape[-2]))
         a, b = x.chunk(2, dim=-1)
         return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
 
     def tables(self, T: int):
-        """Cosines and sines of T places; of more than the context, with speeds that are scaled to reach so far."""
-        if self.context >= T:
-            return self.cos[:T], self.sin[:T]
-        factor = self.factor or T / self.context
-        speed, gain = self.scaling(speeds(self.base, self.size), factor, self.context, self.base)
-        return (gain * table.to(self.cos.device) for table in waves(T, speed))
+        """Cosines and sines of T places (T, head / 2)."""
+        return (self.cos[:T], self.sin[:T]) if len(self.cos) >= T else self.made(T)
+
+    def made(self, T: int):
+        """Of a text of T places; of more than the context, with speeds that are scaled to reach so far."""
+        speed, gain = speeds(self.base, self.size), 1.0
+        if self.context < T:
+            speed, gain = self.scaling(speed, self.factor or T / self.context, self.context, self.base)
+        return [gain * table.to(self.cos.device) for table in waves(T, speed)]
+
+    def reach(self, T):
+        self.cos, self.sin = self.made(T)
 
 
 def speeds(base: float, size: int):
@@ -123,9 +134,12 @@ class Sinusoidal(NoPosition):
         speed = 10_000.0 ** (-torch.arange(0, self.width, 2) / self.width)
         return self.scale * torch.stack(waves(T, speed)[::-1], dim=-1).flatten(1)[:, : self.width]  # sin, cos, sin, ...
 
-    def embed(self, x):
-        T = x.shape[-2]
-        return x + (self.table[:T] if len(self.table) >= T else self.waves(T).to(x.device))
+    def embed(self, x, start=0):
+        T = start + x.shape[-2]
+        return x + (self.table if len(self.table) >= T else self.waves(T).to(x.device))[start:T]
+
+    def reach(self, T):
+        self.table = self.waves(T).to(self.table.device)
 
 
 class Learned(NoPosition):
@@ -137,8 +151,8 @@ class Learned(NoPosition):
         super().__init__(c)
         self.table = Embedding(c.context, c.d_model)
 
-    def embed(self, x):
-        return x + self.table.weight[: x.shape[-2]]
+    def embed(self, x, start=0):
+        return x + self.table.weight[start : start + x.shape[-2]]
 
 
 POSITIONS = {"rope": RoPE, "learned": Learned, "sinusoidal": Sinusoidal, "none": NoPosition}

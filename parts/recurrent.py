@@ -41,11 +41,12 @@ class GatedDelta(nn.Module):
         self.out = Linear(self.n_head * self.value, D, writes=True)
 
     def forward(self, x, position):
-        q, k, v = (self.heads(part) for part in self.conv(self.qkv(x)).split(self.sizes, dim=-1))
+        q, k, v = (self.heads(part) for part in self.conv(self.qkv(x), position).split(self.sizes, dim=-1))
         write, forget = self.rates(x).transpose(1, 2).float().chunk(2, dim=1)  # (B, heads, T)
         with torch.autocast(x.device.type, enabled=False):
             q, k = F.normalize(q.float(), dim=-1) * self.key**-0.5, F.normalize(k.float(), dim=-1)
-            y = gated_delta(q, k, v.float(), write.sigmoid(), self.decay(forget)[0])
+            inputs = q, k, v.float(), write.sigmoid(), self.decay(forget)[0]
+            y = position.carry(gated_delta, gated_delta_step, *inputs)
         y = self.norm(y) * F.silu(self.heads(self.gate(x)))
         return self.out(y.transpose(1, 2).flatten(2))
 
@@ -90,12 +91,13 @@ class StateSpace(nn.Module):
         self.out = Linear(D, D, writes=True)
 
     def forward(self, x, position):
-        v, k, q = self.conv(self.mixed(x)).split(self.sizes, dim=-1)
+        v, k, q = self.conv(self.mixed(x), position).split(self.sizes, dim=-1)
         v = v.unflatten(-1, (self.n_head, self.value)).transpose(1, 2).float()  # (B, heads, T, value)
         forget = self.rates(x).transpose(1, 2).float()
         with torch.autocast(x.device.type, enabled=False):
             log_decay, step = self.decay(forget)
-            y = state_space(q.unsqueeze(1).float(), k.unsqueeze(1).float(), v * step.unsqueeze(-1), log_decay)
+            inputs = q.unsqueeze(1).float(), k.unsqueeze(1).float(), v * step.unsqueeze(-1), log_decay
+            y = position.carry(state_space, state_space_step, *inputs)
         y = (y + self.skip.view(-1, 1, 1) * v).transpose(1, 2).flatten(2)
         return self.out(self.norm(y * F.silu(self.gate(x))))
 
@@ -118,8 +120,8 @@ class ShortConv(nn.Module):
     def init(self, generator, n_layer: int) -> None:
         nn.init.uniform_(self.weight, -(KERNEL**-0.5), KERNEL**-0.5, generator=generator)  # as torch's own
 
-    def forward(self, x):
-        padded, T = F.pad(x, (0, 0, KERNEL - 1, 0)), x.shape[1]
+    def forward(self, x, position):
+        padded, T = position.before(x, KERNEL - 1), x.shape[1]
         return F.silu(sum(padded[:, i : i + T] * self.weight[i] for i in range(KERNEL)))
 
 
@@ -184,6 +186,20 @@ def state_space(q, k, v, log_decay):
         state = since[:, :, i - 1, -1:] * state + added[:, :, i - 1]
         outputs.append(inside[:, :, i] + q[:, :, i] @ state * since[:, :, i])
     return torch.cat(outputs, dim=2)[:, :, :T]
+
+
+def gated_delta_step(state, q, k, v, write, log_decay):
+    """One symbol of `gated_delta`: state (B, heads, key, value) or 0, the rest without T -> output, next state."""
+    state = state * log_decay.exp()[..., None, None]
+    new = write.unsqueeze(-1) * (v - (state * k.unsqueeze(-1)).sum(-2))
+    state = state + k.unsqueeze(-1) * new.unsqueeze(-2)
+    return (state * q.unsqueeze(-1)).sum(-2), state
+
+
+def state_space_step(state, q, k, v, log_decay):
+    """One symbol of `state_space`: state (B, heads, state, value) or 0, the rest without T -> output, next state."""
+    state = state * log_decay.exp()[..., None, None] + k.unsqueeze(-1) * v.unsqueeze(-2)
+    return (state * q.unsqueeze(-1)).sum(-2), state
 
 
 def products(T: int) -> tuple[float, float]:

@@ -29,6 +29,7 @@ class TopKeys(Heads):
 
     def forward(self, x, position):
         q, k, v = self.heads(x, position)
+        k, v = position.remember("heads", k, v)
         scores = self.indexer(x.detach(), position)
         seen = top_keys(scores, self.keys)
         if self.training:
@@ -50,7 +51,7 @@ class TopKeys(Heads):
 
 
 class Indexer(nn.Module):
-    """Sum over few heads of weight(query) * relu(query . key), one key for all heads: (B, T, D) -> scores (B, T, T)."""
+    """Sum over few heads of weight(query) * relu(query . key), one key for all heads: (B, T, D) -> scores (B, T, S)."""
 
     def __init__(self, c: ModelConfig):
         super().__init__()
@@ -62,7 +63,7 @@ class Indexer(nn.Module):
 
     def forward(self, x, position):
         q = position.rotate(self.query(x).unflatten(-1, (self.n_head, self.head_size)).transpose(1, 2))
-        k = position.rotate(self.key_norm(self.key(x)).unsqueeze(1))
+        (k,) = position.remember("indexer", position.rotate(self.key_norm(self.key(x)).unsqueeze(1)))
         weight = self.weight(x).transpose(1, 2).unsqueeze(-1) * (self.n_head * self.head_size) ** -0.5
         return (weight * F.relu(q @ k.mT)).float().sum(1)
 
@@ -86,11 +87,16 @@ class ChosenBlocks(Heads):
 
     def forward(self, x, position):
         q, k, v = self.heads(x, position)
-        place = torch.arange(x.shape[1], device=x.device)
-        in_brief, weights = self.overview(q, *self.brief(k, v), place)
+        k, v = position.remember("heads", k, v)
+        start, end = position.start, k.shape[2]
+        begun = start // self.block * self.block  # of the blocks that get new symbols, the first
+        in_brief = self.brief(k[:, :, begun:], v[:, :, begun:])
+        in_brief = position.remember("brief", *in_brief, every=self.block)
+        place = torch.arange(start, end, device=x.device)
+        in_brief, weights = self.overview(q, *in_brief, place)
         full = best_blocks(weights, place // self.block, self.blocks).repeat_interleave(self.block, -1)
-        in_full = attend(q, k, v, self.dropout, mask=full[..., : len(place)].tril())
-        in_window = attend(q, k, v, self.dropout, mask=near(len(place), self.window, x.device))
+        in_full = attend(q, k, v, self.dropout, mask=full[..., :end].tril(start))
+        in_window = attend(q, k, v, self.dropout, mask=near(len(place), self.window, x.device, end))
         gates = self.gates(x).sigmoid().unflatten(-1, (3, self.n_head, 1)).permute(2, 0, 3, 1, 4)
         y = gates[0] * in_brief + gates[1] * in_full + gates[2] * in_window  # (B, heads, T, head size)
         return self.join(y)
@@ -130,10 +136,9 @@ class Brief(nn.Module):
 
 
 def top_keys(scores, count: int):
-    """The `count` highest of each query's past keys: scores (B, T, T) -> mask (B, T, T)."""
-    past = torch.ones_like(scores, dtype=torch.bool).tril()
-    chosen = scores.masked_fill(~past, float("-inf")).topk(min(count, scores.shape[-1])).indices
-    return torch.zeros_like(past).scatter(-1, chosen, True) & past
+    """The `count` highest of each query's past keys: scores (B, T, S) of the last T symbols -> mask (B, T, S)."""
+    past = torch.ones_like(scores, dtype=torch.bool).tril(scores.shape[-1] - scores.shape[-2])
+    return highest(scores.masked_fill(~past, float("-inf")), count) & past
 
 
 def best_blocks(weights, own, count: int):
@@ -144,8 +149,18 @@ def best_blocks(weights, own, count: int):
     block, own = torch.arange(weights.shape[-1], device=weights.device), own.unsqueeze(1)
     always, past = (block == 0) | (block == own) | (block == own - 1), block <= own
     ranked = weights.masked_fill(always, float("inf")).masked_fill(~past, float("-inf"))
-    chosen = ranked.topk(min(count, len(block))).indices
-    return torch.zeros_like(weights, dtype=torch.bool).scatter(-1, chosen, True) & past
+    return highest(ranked, count) & past
+
+
+def highest(x, count: int):
+    """The `count` highest of each row, the newest of equal ones: where topk leaves the choice to the row's length.
+
+    Scores that rest on relu are often equal, and a choice that a longer text moves is not causal.
+    """
+    least = x.topk(min(count, x.shape[-1])).values[..., -1:]
+    above, equal = x > least, x == least
+    newer = equal.sum(-1, keepdim=True) - equal.cumsum(-1)
+    return above | (equal & (newer < count - above.sum(-1, keepdim=True)))
 
 
 def attention_weights(q, k, mask):

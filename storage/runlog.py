@@ -125,7 +125,7 @@ class RunLog:
     def _newest_point(self, rows: list[dict]) -> tuple[int, dict] | None:
         for path in reversed(self._checkpoints()):
             try:
-                found = _load_checkpoint(path)
+                found = load_tensors(path)
                 if found["whose"] != essential(self.config):
                     problem = "of another run"
                 elif found["rows"] != sum(row["step"] <= found["step"] for row in rows):
@@ -209,8 +209,11 @@ class RunLog:
             path.unlink()
 
 
-def _load_checkpoint(path: Path) -> dict:
-    """Raises anything for a damaged file. torch alone reads on: it does not check the CRC-32 of what it reads."""
+def load_tensors(path: Path) -> dict:
+    """Tensors and plain values. Raises anything for a damaged file.
+
+    torch alone reads on: it does not check the CRC-32 of what it reads.
+    """
     with zipfile.ZipFile(path) as archive:
         if record := archive.testzip():
             raise ValueError(f"wrong checksum of {record}")

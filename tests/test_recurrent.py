@@ -7,6 +7,7 @@ from config import ModelConfig, UserError
 from gpt import GPT
 from parts import recurrent
 from parts.attention import MultiHead
+from parts.positions import NoPosition
 from parts.recurrent import Decay, GatedDelta, ShortConv, StateSpace, gated_delta, state_space
 
 
@@ -78,7 +79,7 @@ def test_the_short_convolution_is_torch_own():
     conv, x = ShortConv(6), torch.randn(2, 9, 6)
     torch.nn.init.normal_(conv.weight)
     whole = torch.nn.functional.conv1d(x.mT, conv.weight.mT.unsqueeze(1), padding=3, groups=6)[..., :9].mT
-    assert torch.allclose(conv(x), torch.nn.functional.silu(whole), atol=1e-6)
+    assert torch.allclose(conv(x, NoPosition(ModelConfig())), torch.nn.functional.silu(whole), atol=1e-6)
 
 
 def test_decays_start_at_the_published_rates_and_steps():

@@ -116,6 +116,12 @@ def require(corpus: Corpus, context: int) -> None:
         )
 
 
+def require_same(corpus: Corpus, sha256: str, name: str) -> None:
+    """Raises UserError for another text than the one a run was frozen with."""
+    if corpus.sha256 != sha256:
+        raise UserError(f"text {name}: not the text that this run was frozen with")
+
+
 def batch(symbols: Tensor, seed: int, step: int, batch_size: int, context: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets (B, T) at random offsets of the training symbols (n,), on their device.
 

@@ -21,6 +21,8 @@ class CharCodec:
     An unseen character is coded as ESCAPE and its UTF-8 bytes; corpus.bits_per_byte says what that costs.
     """
 
+    reserved = 2  # symbols that stand for no text, before all others
+
     def __init__(self, train: list[bytes], text: TextConfig):
         seen = np.zeros(sys.maxunicode + 1, dtype=bool)
         for data in train:
@@ -45,6 +47,8 @@ class CharCodec:
 class ByteCodec:
     """One symbol per byte, after BOS."""
 
+    reserved = 1
+
     def __init__(self, train: list[bytes], text: TextConfig):
         self.vocab_size = 257
 
@@ -58,6 +62,7 @@ class ByteCodec:
 class BpeCodec:
     """Byte-level BPE of `text.bpe_vocab` symbols, trained on the training text, after BOS."""
 
+    reserved = 1
     PIECE = 1 << 20  # characters encoded at once, which bounds the memory; no symbol crosses a border
 
     def __init__(self, train: list[bytes], text: TextConfig):

@@ -47,8 +47,7 @@ class Book:
 
         Raises UserError for another text than the frozen one, or a resume point made in another precision.
         """
-        if self.config.run.text_sha256 != text.sha256:
-            raise UserError(f"text {self.config.text.name}: not the text that this run was frozen with")
+        corpus.require_same(text, self.config.run.text_sha256, self.config.text.name)
         self.machine, self.text = machine, text
         self.log.begin(provenance(machine.facts()))
         self.mirror = Mirror(self.folder, self.plain, self.config.wandb.mode.value)
