@@ -22,7 +22,7 @@ from storage.files import first_line
 
 ROOT = Path(__file__).parent
 MISTAKES = (UserError, HydraException, OmegaConfBaseException, yaml.YAMLError)
-GROUPS = ("swap", "scale", "text", "sweeps")
+GROUPS = ("swap", "scale", "text", "family", "sweeps")
 
 
 def main() -> int:

@@ -61,25 +61,38 @@ class ModelConfig:
     n_head: int = 4
     d_model: int = 96  # a multiple of 3, so that 8/3 D is whole and SwiGLU and GELU match exactly
     context: int = 128  # symbols
+    head_width: int | None = None  # numbers of a head; null: d_model / n_head
 
     wiring: str = "prenorm"  # gpt.WIRINGS
     norm: str = "rmsnorm"  # parts.norms.NORMS
     norm_eps: float = 1e-5
-    qk_norm: str = "none"  # parts.norms.NORMS, on each head's queries and keys before they are rotated
+    qk_norm: str = "none"  # parts.norms.NORMS, on queries and keys before they are rotated
+    qk_norm_over: str = "head"  # parts.norms.SPANS: what one of those norms is taken over
     mlp: str = "swiglu"  # gpt.MLPS
     mlp_width: int | None = None  # hidden units; null: the width at which every MLP has 8 D^2 weights
+    first_dense: int = 0  # layers at the start that have a SwiGLU in place of the MLP named above
+    dense_width: int | None = None  # hidden units of those; null: 8/3 D
     attention: str = "mha"  # gpt.ATTENTIONS; a comma list is tiled over the layers
     n_kv_head: int | None = None  # heads of keys and values, shared by groups of query heads; null: n_head
     windows: str = "L"  # a letter a layer, tiled over the layers: L sees everything before it, S a short window
     window: int | None = None  # symbols that an S layer sees, its own among them; null: a quarter of the context
     sinks: bool = False  # one learned logit a head that takes attention and gives nothing
+    score_scale: float | None = None  # of a query times a key; null: 1 / sqrt(numbers of both)
     score_softcap: float | None = None  # bound on attention scores; null: none
     logit_softcap: float | None = None  # bound on the model's logits; null: none
     position: str = "rope"  # parts.positions.POSITIONS
     rope_base: float = 10_000.0
+    rope_base_local: float | None = None  # of S layers, whose speeds are never scaled; null: like L layers
+    rotated: int | None = None  # numbers of a head that rope turns; null: all (of mla: half as many besides)
     nope_every: int | None = None  # one layer out of so many goes without rotation; null: none does
     rope_scaling: str = "none"  # parts.positions.SCALINGS, for texts longer than the context
     rope_factor: float | None = None  # by how much the scaling stretches; null: as much as the text needs
+    rope_trained: int | None = None  # symbols before scaling, which then always holds; null: only beyond the context
+    rope_fast: float = 32.0  # turns within those symbols from which a pair keeps its speed (yarn, turns)
+    rope_slow: float = 1.0  # turns up to which a pair is slowed by the whole factor (yarn, turns)
+    rope_gain: float | None = None  # on scaled queries and keys (yarn); null: 1 + ln(factor) / 10
+    rope_whole: bool = True  # whether the ramp from slow to fast starts and ends at whole pairs (yarn)
+    wave_height: float | None = None  # of sinusoidal positions; null: the spread of the embedded input
     bias: str = "none"  # parts.linear.BIASES
     embedding_power: float = 0.0  # the embedded input is multiplied by d_model to this power
     tied: bool = True  # one table reads symbols and writes their logits
@@ -87,10 +100,19 @@ class ModelConfig:
 
     n_experts: int = 8  # of a mixture
     top_k: int = 2  # experts that a symbol passes through
+    n_shared: int = 1  # experts besides, which every symbol passes through (moe_shared)
+    gating: str = "swiglu"  # parts.experts.GATINGS: what an expert does with its gate
     router: str = "softmax"  # parts.experts.ROUTERS
+    gate_sum: bool = True  # whether the gates of the chosen experts are made to sum to 1
+    gate_scale: float = 1.0  # by which they are multiplied then
+    expert_groups: int = 1  # in which the experts stand
+    top_groups: int = 1  # that a symbol may choose from
     balance_weight: float = 0.01  # of the loss that evens the load (router softmax)
     bias_rate: float = 0.001  # by which an expert's bias moves after each update (router sigmoid)
     latent_width: int | None = None  # of mla; null: the width at which it has multi-head attention's 4 D^2 weights
+    latent_eps: float | None = None  # of the norms inside mla; null: norm_eps
+    query_width: int | None = None  # of a latent for mla's queries; null: none
+    value_width: int | None = None  # numbers of a value of mla; null: as many as of a key that are not rotated
     sparse_keys: int = 16  # that a query sees (dsa)
     index_heads: int = 2  # of the indexer that chooses them
     sparse_block: int = 8  # symbols in a block (nsa)
@@ -100,7 +122,9 @@ class ModelConfig:
 
     @property
     def head_size(self) -> int:
-        """Raises UserError where the heads do not divide the width."""
+        """Raises UserError where the heads do not divide the width and have none of their own."""
+        if self.head_width:
+            return self.head_width
         if self.d_model % self.n_head:
             raise UserError(f"model.n_head={self.n_head} does not divide model.d_model={self.d_model}")
         return self.d_model // self.n_head

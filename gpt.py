@@ -15,7 +15,7 @@ from parts import attention, experts, latent, mlps, recurrent, sparse
 from parts.ahead import Ahead
 from parts.depth import DepthAttention, Latest, kept
 from parts.dropout import Dropout
-from parts.linear import Embedding
+from parts.linear import Embedding, biased
 from parts.norms import NORMS
 from parts.positions import POSITIONS
 from parts.softcap import softcap
@@ -33,7 +33,7 @@ class Block(nn.Module):
         super().__init__()
         kind = tiled([name.strip() for name in c.attention.split(",")], layer, c, "model.attention")
         self.attention = lookup(ATTENTIONS, kind, "model.attention")(c, layer)
-        self.mlp = lookup(MLPS, c.mlp, "model.mlp")(c)
+        self.mlp = lookup(MLPS, c.mlp, "model.mlp")(c) if layer >= c.first_dense else mlps.SwiGLU(c, c.dense_width)
         for name in self.norms:
             self.add_module(name, make_norm(c))
         self.dropout = Dropout(c.dropout)
@@ -97,6 +97,14 @@ class Parallel(Block):
         return x + self.dropout(self.attention(y, position)) + self.dropout(self.mlp(y))
 
 
+class ParallelTwoNorms(Block):
+    """As parallel, with a norm for each branch (GPT-NeoX, arXiv:2204.06745)."""
+
+    def forward(self, x, position):
+        y = self.dropout(self.attention(self.attention_norm(x), position))
+        return x + y + self.dropout(self.mlp(self.mlp_norm(x)))
+
+
 class AttentionResiduals(Block):
     """No sum: the stream is all outputs so far, and each branch chooses what it reads (arXiv:2603.15031)."""
 
@@ -125,6 +133,7 @@ WIRINGS = {
     "sandwich": Sandwich,
     "output_norm": OutputNorm,
     "parallel": Parallel,
+    "parallel_two_norms": ParallelTwoNorms,
     "attention_residuals": AttentionResiduals,
 }
 
@@ -149,6 +158,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(wiring(c, layer) for layer in range(c.n_layer))
         self.final_norm = wiring.end(c)
         self.unembedding = None if c.tied else Embedding(vocab_size, c.d_model)
+        self.logit_bias = nn.Parameter(torch.zeros(vocab_size)) if biased(c, "logits") else None
         self.ahead = nn.ModuleList(  # for the objective alone
             Ahead(c.d_model, wiring(c, c.n_layer + step), make_norm(c), make_norm(c), wiring.end(c))
             for step in range(c.predict_ahead)
@@ -171,7 +181,7 @@ class GPT(nn.Module):
         return self.final_norm(stream)
 
     def unembed(self, states):
-        return softcap(F.linear(states, self.writer.weight), self.cap)
+        return softcap(F.linear(states, self.writer.weight, self.logit_bias), self.cap)
 
     def init(self, seed: int) -> "GPT":
         """Draw the initial weights. Each module has a generator seeded by (seed, its name), so that

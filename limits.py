@@ -11,18 +11,22 @@ from config import Config, GenerateConfig, UserError
 SEAMS = {
     "baseline": (),
     "wiring": ("model.wiring",),
-    "norm": ("model.norm", "model.norm_eps", "model.qk_norm"),
+    "norm": ("model.norm", "model.norm_eps", "model.qk_norm", "model.qk_norm_over"),
     "mlp": ("model.mlp", "model.mlp_width"),
     "attention": (
         "model.attention", "model.n_kv_head", "model.windows", "model.window", "model.sinks", "model.latent_width",
         "model.sparse_keys", "model.index_heads", "model.sparse_block", "model.sparse_blocks", "model.sparse_window",
+        "model.head_width", "model.value_width", "model.query_width", "model.latent_eps", "model.score_scale",
     ),
     "position": (
         "model.position", "model.rope_base", "model.nope_every", "model.rope_scaling", "model.rope_factor",
+        "model.rope_base_local", "model.rotated", "model.rope_trained", "model.rope_fast", "model.rope_slow",
+        "model.rope_gain", "model.rope_whole", "model.wave_height",
     ),
     "experts": (
         "model.mlp", "model.mlp_width", "model.n_experts", "model.top_k", "model.router", "model.balance_weight",
-        "model.bias_rate",
+        "model.bias_rate", "model.n_shared", "model.gating", "model.gate_sum", "model.gate_scale",
+        "model.expert_groups", "model.top_groups", "model.first_dense", "model.dense_width",
     ),
     "stability": ("model.score_softcap", "model.logit_softcap", "train.z_loss"),
     "bias": ("model.bias",),
@@ -47,11 +51,14 @@ def check(c: Config) -> None:
         "eval.batch_size": 1, "machine.threads": 1, "machine.pack": 1, "model.n_kv_head": 1, "model.window": 1,
         "model.nope_every": 1, "model.rope_factor": 1, "model.balance_weight": 0, "model.bias_rate": 0,
         "model.latent_width": 1, "model.sparse_keys": 1, "model.index_heads": 1, "model.sparse_block": 1,
-        "model.sparse_window": 1,
+        "model.sparse_window": 1, "model.head_width": 1, "model.first_dense": 0, "model.dense_width": 1,
+        "model.rotated": 2, "model.rope_trained": 1, "model.rope_slow": 0, "model.n_shared": 1,
+        "model.expert_groups": 1, "model.top_groups": 1, "model.query_width": 1, "model.value_width": 1,
     }  # fmt: skip
     rules = [(key, lambda v, low=low: v is None or v >= low, f"at least {low}") for key, low in least.items()]
     positive = ("model.norm_eps", "model.rope_base", "train.lr", "train.grad_clip")
-    positive += ("model.score_softcap", "model.logit_softcap")
+    positive += ("model.score_softcap", "model.logit_softcap", "model.score_scale", "model.rope_base_local")
+    positive += ("model.rope_gain", "model.wave_height", "model.latent_eps", "model.gate_scale")
     rules += [(key, lambda v: v is None or 0 < v < float("inf"), "above 0") for key in positive]
     shares = ("model.dropout", "train.beta1", "train.beta2", "train.label_smoothing")
     rules += [(key, lambda v: 0 <= v < 1, "in [0, 1)") for key in shares]
@@ -63,6 +70,7 @@ def check(c: Config) -> None:
             f"at most {os.cpu_count()}, the cores that are here",
         ),
         ("model.predict_ahead", lambda v: 0 <= v < c.model.context, f"in [0, model.context={c.model.context})"),
+        ("model.rope_fast", lambda v: v > c.model.rope_slow, f"above model.rope_slow={c.model.rope_slow}"),
         ("train.warmup", lambda v: v <= max(c.train.steps, 0), f"at most train.steps={c.train.steps}"),
         ("eval.stride", lambda v: v is None or v <= c.eval_context, f"at most the {c.eval_context} of a window"),
     ]

@@ -60,6 +60,8 @@ class Freezer:
         run.sweep = slug(config.name or choices.get("sweeps") or "scratch")
         if config.text.name != HOME_TEXT:
             run.sweep += f"-{config.text.name}"
+        if family := choices.get("family"):
+            run.sweep += f"-{family}"
         config.machine.precision = machine.frozen_precision(config.machine)
         text = self.text(config)
         run.text_sha256, run.vocab_size = text.sha256, text.vocab_size

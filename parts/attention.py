@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from config import ModelConfig, UserError, lookup, tiled
 from parts.dropout import Dropout
 from parts.linear import Linear, biased
-from parts.norms import NORMS
+from parts.norms import head_norm
 from parts.softcap import softcap
 
 
@@ -75,25 +75,40 @@ def short(c: ModelConfig) -> int:
 WINDOWS = {"S": short, "L": lambda c: None}  # a letter of model.windows -> symbols that a layer sees
 
 
+class Stretch(nn.Module):
+    """Queries times a factor, so that scores have a scale of their own."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, q):
+        return self.factor * q
+
+
+def stretch(c: ModelConfig, size: int) -> nn.Module:
+    """What makes of `attend`'s own scale, one over the root of a query's `size`, that of the configuration."""
+    return nn.Identity() if c.score_scale is None else Stretch(c.score_scale * size**0.5)
+
+
 class Heads(nn.Module):
     """Queries, keys and values from one projection, and the way back to the stream."""
 
     def __init__(self, c: ModelConfig, n_kv_head: int):
         super().__init__()
-        self.size, self.n_head, self.n_kv_head, self.width = c.head_size, c.n_head, n_kv_head, c.d_model
+        self.size, self.n_head, self.n_kv_head, self.width = c.head_size, c.n_head, n_kv_head, c.n_head * c.head_size
         self.widths = [n * c.head_size for n in (c.n_head, n_kv_head, n_kv_head)]
         self.qkv = Linear(c.d_model, sum(self.widths), bias=biased(c, "qkv"))
-        self.q_norm, self.k_norm = (
-            lookup(NORMS, c.qk_norm, "model.qk_norm")(c.head_size, c.norm_eps) for _ in range(2)
-        )
-        self.out = Linear(c.d_model, c.d_model, writes=True, bias=biased(c, "out"))
+        self.q_norm, self.k_norm = head_norm(c, c.n_head), head_norm(c, n_kv_head)
+        self.stretch = stretch(c, c.head_size)
+        self.out = Linear(self.width, c.d_model, writes=True, bias=biased(c, "out"))
         self.dropout = Dropout(c.dropout)
 
     def heads(self, x, position):
         """x (B, T, D) -> q and k, normalized and rotated, and v, each (B, its heads, T, head size)."""
         parts = self.qkv(x).split(self.widths, dim=-1)
         q, k, v = (part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in parts)
-        return position.rotate(self.q_norm(q)), position.rotate(self.k_norm(k)), v
+        return position.rotate(self.stretch(self.q_norm(q))), position.rotate(self.k_norm(k)), v
 
     def join(self, y):
         """y (B, heads, T, head size) -> (B, T, D)."""

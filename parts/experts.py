@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from config import ModelConfig, UserError, lookup
-from parts.linear import STD, Linear, require_unbiased
+from parts.linear import STD, Linear, biased
 from parts.mlps import SwiGLU
 
 BLOCKS = 2  # blocks of rows an expert has at an even load; an uneven load takes at most one more for each expert
@@ -27,50 +27,108 @@ class SoftmaxRouter(nn.Module):
     def __init__(self, c: ModelConfig):
         super().__init__()
         self.top_k, self.n_experts, self.weight = c.top_k, c.n_experts, c.balance_weight
-        self.scores = Linear(c.d_model, c.n_experts)
+        self.scores = Linear(c.d_model, c.n_experts, bias=biased(c, "out"))
+        self.allowed, self.settle = allowed(c, best=1), Gates(c)
 
     def forward(self, x):
         """x (N, D) -> chosen experts (N, K), their gates (N, K)."""
         p = in_float32(self.scores, x).softmax(-1)
-        gates, chosen = p.topk(self.top_k)
+        gates, chosen = self.allowed(p).topk(self.top_k)
         load = shares(chosen, self.n_experts)
         self.extra_losses = {"balance": self.weight * self.n_experts * (load * p.mean(0)).sum()}
         self.statistics = evenness(load)
-        return chosen, gates / gates.sum(-1, keepdim=True)
+        return chosen, self.settle(gates)
 
 
 class SigmoidRouter(nn.Module):
     """Gates are sigmoids, normalized over the chosen; a bias that no gradient moves decides the choice alone.
 
     After each update the bias falls by a fixed step for an expert with more than the mean load and rises for
-    the others (DeepSeek-V3, arXiv:2412.19437; Wang et al. 2024, arXiv:2408.15664). DeepSeek-V3's factor on the
-    gates and its very small loss per sequence are left out.
+    the others (DeepSeek-V3, arXiv:2412.19437; Wang et al. 2024, arXiv:2408.15664). DeepSeek-V3's very small
+    loss per sequence is left out.
     """
 
     def __init__(self, c: ModelConfig):
         super().__init__()
         self.top_k, self.n_experts, self.rate = c.top_k, c.n_experts, c.bias_rate
-        self.scores = Linear(c.d_model, c.n_experts)
+        self.scores = Linear(c.d_model, c.n_experts, bias=biased(c, "out"))
+        self.allowed, self.settle = allowed(c, best=2), Gates(c)
         self.register_buffer("bias", torch.zeros(c.n_experts))
         self.register_buffer("load", torch.zeros(c.n_experts), persistent=False)  # since the last update
 
     def forward(self, x):
         """x (N, D) -> chosen experts (N, K), their gates (N, K)."""
         s = in_float32(self.scores, x).sigmoid()
-        chosen = (s.detach() + self.bias).topk(self.top_k).indices
+        chosen = self.allowed(s.detach() + self.bias).topk(self.top_k).indices
         gates = s.gather(-1, chosen)
         load = shares(chosen, self.n_experts)
         if self.training:
             self.load.add_(load)
         self.statistics = evenness(load)
-        return chosen, gates / gates.sum(-1, keepdim=True)
+        return chosen, self.settle(gates)
 
     def after_step(self) -> None:
         self.bias.add_(self.rate * (self.load.mean(-1, keepdim=True) - self.load).sign())
         self.load.zero_()
 
 
+class Gates(nn.Module):
+    """What the gates of the chosen experts become: made to sum to 1 or left alone, times a factor."""
+
+    def __init__(self, c: ModelConfig):
+        super().__init__()
+        self.total, self.scale = sum_of if c.gate_sum else one, c.gate_scale
+
+    def forward(self, gates):
+        return gates / self.total(gates) * self.scale
+
+
+def sum_of(gates):
+    return gates.sum(-1, keepdim=True)
+
+
+def one(gates):
+    return 1.0
+
+
+class BestGroups(nn.Module):
+    """Scores (N, E), -inf outside the groups of experts whose `best` highest scores sum to most (arXiv:2412.19437)."""
+
+    def __init__(self, groups: int, kept: int, best: int):
+        super().__init__()
+        self.groups, self.kept, self.best = groups, kept, best
+
+    def forward(self, scores):
+        grouped = scores.unflatten(-1, (self.groups, -1))
+        chosen = grouped.topk(self.best).values.sum(-1).topk(self.kept).indices  # (N, kept)
+        outside = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, chosen, False)
+        return grouped.masked_fill(outside.unsqueeze(-1), float("-inf")).flatten(-2)
+
+
+def allowed(c: ModelConfig, best: int) -> nn.Module:
+    """What leaves the experts that a symbol may choose from. Raises UserError where they are too few."""
+    if c.expert_groups == 1:
+        return nn.Identity()
+    size, rest = divmod(c.n_experts, c.expert_groups)
+    if rest or size < best:
+        raise UserError(f"model.expert_groups={c.expert_groups}: no equal groups of model.n_experts={c.n_experts}")
+    if not c.top_k <= c.top_groups * size <= c.n_experts:
+        raise UserError(f"model.top_groups={c.top_groups}: groups of {size} do not hold model.top_k={c.top_k}")
+    return BestGroups(c.expert_groups, c.top_groups, best)
+
+
+def swiglu(gate, up):
+    return F.silu(gate) * up
+
+
+def clipped(gate, up):
+    """A sharper silu of what is clipped at 7, and the other branch clipped and moved by 1 (arXiv:2508.10925)."""
+    gate = gate.clamp(max=7.0)
+    return (up.clamp(-7.0, 7.0) + 1) * gate * torch.sigmoid(1.702 * gate)
+
+
 ROUTERS = {"softmax": SoftmaxRouter, "sigmoid": SigmoidRouter}
+GATINGS = {"swiglu": swiglu, "swiglu_clipped": clipped}
 
 
 class Experts(nn.Module):
@@ -80,18 +138,17 @@ class Experts(nn.Module):
     Raises UserError for more choices than experts, or a single one: its gate is 1 and would never learn.
     """
 
-    n_shared = 0
-
-    def __init__(self, c: ModelConfig):
+    def __init__(self, c: ModelConfig, n_shared: int = 0):
         super().__init__()
         if not 2 <= c.top_k <= c.n_experts:
             raise UserError(f"model.top_k={c.top_k}: must be from 2 to model.n_experts={c.n_experts}")
-        require_unbiased(c, "mlp", f"model.mlp={c.mlp}")
         self.share, self.n_experts = c.top_k / c.n_experts, c.n_experts
-        self.width = c.mlp_width or round(8 * c.d_model / 3 / (c.top_k + self.n_shared))
+        self.width = c.mlp_width or round(8 * c.d_model / 3 / (c.top_k + n_shared))
         self.router = lookup(ROUTERS, c.router, "model.router")(c)
-        self.gate_up = Stack(c.n_experts, c.d_model, 2 * self.width)
-        self.down = Stack(c.n_experts, self.width, c.d_model, writes=True)
+        self.act = lookup(GATINGS, c.gating, "model.gating")
+        bias = biased(c, "mlp")
+        self.gate_up = Stack(c.n_experts, c.d_model, 2 * self.width, bias=bias)
+        self.down = Stack(c.n_experts, self.width, c.d_model, writes=True, bias=bias)
 
     def forward(self, x):
         flat = x.flatten(0, -2)  # (N, D)
@@ -101,7 +158,7 @@ class Experts(nn.Module):
         rows = flat.unsqueeze(1).expand(*chosen.shape, -1).flatten(0, 1)  # (NK, D)
         rows = rows.new_zeros(len(owner) * size, flat.shape[-1]).index_copy(0, row, rows)
         gate, up = self.gate_up(rows.view(len(owner), size, -1), owner).chunk(2, dim=-1)
-        y = self.down(F.silu(gate) * up, owner).flatten(0, 1)[row]  # (NK, D)
+        y = self.down(self.act(gate, up), owner).flatten(0, 1)[row]  # (NK, D)
         return (y.view(*chosen.shape, -1) * gates.unsqueeze(-1)).sum(1).to(x.dtype).view(x.shape)
 
     def flops(self, T: int) -> int:
@@ -115,13 +172,11 @@ class Experts(nn.Module):
 
 
 class SharedExperts(Experts):
-    """One expert more, which every symbol passes through (Dai et al. 2024, arXiv:2401.06066)."""
-
-    n_shared = 1
+    """Experts besides, which every symbol passes through (Dai et al. 2024, arXiv:2401.06066): as one, wider SwiGLU."""
 
     def __init__(self, c: ModelConfig):
-        super().__init__(c)
-        self.shared = SwiGLU(c, self.width)
+        super().__init__(c, c.n_shared)
+        self.shared = SwiGLU(c, c.n_shared * self.width)
 
     def forward(self, x):
         return self.shared(x) + super().forward(x)
@@ -130,16 +185,20 @@ class SharedExperts(Experts):
 class Stack(nn.Module):
     """A projection per expert, in one tensor (E, d_in, d_out). `writes`: as in `Linear`."""
 
-    def __init__(self, n_experts: int, d_in: int, d_out: int, writes: bool = False):
+    def __init__(self, n_experts: int, d_in: int, d_out: int, writes: bool = False, bias: bool = False):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(n_experts, d_in, d_out))
+        self.bias = nn.Parameter(torch.empty(n_experts, 1, d_out)) if bias else None
         self.writes = writes
 
     def init(self, generator, n_layer: int) -> None:
         nn.init.normal_(self.weight, std=STD / (2 * n_layer) ** 0.5 if self.writes else STD, generator=generator)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def forward(self, rows, owner):
-        return rows @ self.weight[owner]  # (blocks, size, d_in) times a matrix for each block
+        y = rows @ self.weight[owner]  # (blocks, size, d_in) times a matrix for each block
+        return y if self.bias is None else y + self.bias[owner]
 
 
 def seats(chosen, n_experts: int, size: int):
@@ -160,7 +219,7 @@ def seats(chosen, n_experts: int, size: int):
 def in_float32(scores: Linear, x):
     """Logits in float32: in bf16 two experts tie too often (Fedus et al. 2021, section 2.4)."""
     with torch.autocast(x.device.type, enabled=False):
-        return scores(x.float())
+        return F.linear(x.float(), scores.weight.float(), None if scores.bias is None else scores.bias.float())
 
 
 def shares(chosen, n_experts: int):

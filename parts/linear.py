@@ -5,11 +5,17 @@ from torch import nn
 from config import ModelConfig, UserError, lookup
 
 STD = 0.02  # GPT-2's spread for every matrix
-BIASES = {"none": (), "qkv": ("qkv",), "all": ("qkv", "out", "mlp")}  # model.bias -> the projections that have one
+BIASES = {  # model.bias -> the projections that have one
+    "none": (),
+    "qkv": ("qkv",),
+    "mlp": ("mlp",),
+    "mlp_logits": ("mlp", "logits"),
+    "all": ("qkv", "out", "mlp"),
+}
 
 
 def biased(c: ModelConfig, place: str) -> bool:
-    """Whether the projections in a place (qkv, out or mlp) have a bias."""
+    """Whether the projections in a place (qkv, out, mlp or logits) have a bias."""
     return place in lookup(BIASES, c.bias, "model.bias")
 
 

@@ -4,6 +4,8 @@ Width rule: every kind has 8 D^2 weights unless `mlp_width` says otherwise, so t
 compares shapes and not sizes. A kind that is wider on purpose says so.
 """
 
+from functools import partial
+
 from torch import nn
 from torch.nn import functional as F
 
@@ -46,6 +48,12 @@ class GEGLU(Gated):
     act = staticmethod(F.gelu)
 
 
+class TanhGEGLU(Gated):
+    """GEGLU with gelu's formula of tanh (Gemma 2, arXiv:2408.00118)."""
+
+    act = staticmethod(partial(F.gelu, approximate="tanh"))
+
+
 class TwoMatrices(nn.Module):
     """act(x W_up), then W_down: two matrices at 4 D."""
 
@@ -67,6 +75,12 @@ class GELU(TwoMatrices):
     act = staticmethod(F.gelu)
 
 
+class TanhGELU(TwoMatrices):
+    """By a formula of tanh, as in GPT-2 (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+
+    act = staticmethod(partial(F.gelu, approximate="tanh"))
+
+
 class ReLU(TwoMatrices):
     """As in 2017 (Vaswani et al., arXiv:1706.03762)."""
 
@@ -85,7 +99,9 @@ MLPS = {
     "swiglu": SwiGLU,
     "swiglu_wide": WideSwiGLU,
     "geglu": GEGLU,
+    "geglu_tanh": TanhGEGLU,
     "gelu": GELU,
+    "gelu_tanh": TanhGELU,
     "relu": ReLU,
     "relu_squared": SquaredReLU,
 }

@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from config import ModelConfig, lookup
+
 
 class RMSNorm(nn.Module):
     """x / rms(x) * gain: no mean, no shift (Zhang & Sennrich 2019, arXiv:1910.07467)."""
@@ -24,4 +26,27 @@ class LayerNorm(nn.LayerNorm):
         super().__init__(width, eps=eps)
 
 
+class AllHeads(nn.Module):
+    """One norm over the numbers of all heads together (OLMo 2, arXiv:2501.00656): (B, heads, T, head size) kept."""
+
+    def __init__(self, norm: type, n_head: int, size: int, eps: float):
+        super().__init__()
+        self.norm = norm(n_head * size, eps)
+
+    def forward(self, x):
+        return self.norm(x.transpose(1, 2).flatten(2)).unflatten(-1, (x.shape[1], -1)).transpose(1, 2)
+
+
+def each_head(norm: type, n_head: int, size: int, eps: float) -> nn.Module:
+    return norm(size, eps)
+
+
+def head_norm(c: ModelConfig, n_head: int) -> nn.Module:
+    """What `qk_norm` does to queries or keys of n_head heads."""
+    norm = lookup(NORMS, c.qk_norm, "model.qk_norm")
+    span = each_head if norm is nn.Identity else lookup(SPANS, c.qk_norm_over, "model.qk_norm_over")
+    return span(norm, n_head, c.head_size, c.norm_eps)
+
+
 NORMS = {"rmsnorm": RMSNorm, "layernorm": LayerNorm, "none": nn.Identity}
+SPANS = {"head": each_head, "heads": AllHeads}

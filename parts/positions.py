@@ -6,9 +6,11 @@ the first of the T symbols.
 """
 
 import math
+from functools import partial
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from config import ModelConfig, UserError, lookup
 from parts.linear import STD, Embedding
@@ -40,29 +42,41 @@ class NoPosition(AtOnce, nn.Module):
 class RoPE(NoPosition):
     """Rotates pairs (i, i + half) of a query or key by place * base^(-i / half), so that scores see distance.
 
-    Su et al. 2021, arXiv:2104.09864. With `nope_every` n, each n-th layer is not rotated, as in Llama 4.
-    Raises UserError for an odd head size, or too few layers to leave one out.
+    Su et al. 2021, arXiv:2104.09864. With `nope_every` n, each n-th layer is not rotated, as in Llama 4. With
+    `rotated`, the pairs of so many numbers turn and the others stand still, as in GPT-J.
+    `size`: numbers of what is rotated; `base`: of layers that see a short window.
+    Raises UserError for a size that is not even, or too few layers to leave one out.
     """
 
-    def __init__(self, c: ModelConfig, size: int | None = None):
+    def __init__(self, c: ModelConfig, size: int | None = None, base: float | None = None):
         super().__init__(c)
-        self.size = size or c.head_size
-        if self.size % 2:
-            raise UserError(
-                f"model.position=rope rotates pairs: model.d_model={c.d_model} / model.n_head={c.n_head} must be even"
-            )
+        self.size, self.still_pairs = size or c.rotated or c.head_size, 0
+        if not size and c.head_size > self.size:
+            self.still_pairs = (c.head_size - self.size) // 2
+        if self.size % 2 or c.head_size % 2:
+            what = f"model.rotated={c.rotated} and " if c.rotated else ""
+            heads = f"model.d_model={c.d_model} / model.n_head={c.n_head}"
+            raise UserError(f"model.position=rope rotates pairs: {what}{heads} must be even")
         self.every, self.still = c.nope_every or math.inf, NoPosition(c)
         if c.nope_every and c.nope_every > c.n_layer:
             raise UserError(f"model.nope_every={c.nope_every}: leaves out none of model.n_layer={c.n_layer} layers")
-        self.context, self.base = c.context, c.rope_base
-        self.scaling = lookup(SCALINGS, c.rope_scaling, "model.rope_scaling")
-        self.factor = None if self.scaling is unscaled else c.rope_factor
-        cos, sin = waves(c.context, speeds(self.base, self.size))
+        self.context, self.base, self.scaling = c.context, base or c.rope_base, unscaled
+        self.factor = self.trained = None
+        if not base and lookup(SCALINGS, c.rope_scaling, "model.rope_scaling") is not unscaled:
+            self.scaling, self.factor, self.trained = scaling(c), c.rope_factor, c.rope_trained
+        cos, sin = self.waves(c.context, always=self.trained is not None)
         self.register_buffer("cos", cos, persistent=False)  # (T, head / 2)
         self.register_buffer("sin", sin, persistent=False)
+        self.letters, self.local = "L", None
+        if c.rope_base_local and not base:
+            if "S" not in c.windows:
+                raise UserError(f"model.rope_base_local={c.rope_base_local}: model.windows={c.windows} has no S layer")
+            self.letters, self.local = c.windows, RoPE(c, size, c.rope_base_local)
 
     def of(self, layer):
-        return self.still if layer % self.every == self.every - 1 else self
+        if layer % self.every == self.every - 1:
+            return self.still
+        return self.local if self.letters[layer % len(self.letters)] == "S" else self
 
     def rotate(self, x, start=0):
         cos, sin = (table[start:].to(x.dtype) for table in self.tables(start + x.shape[-2]))
@@ -75,13 +89,19 @@ class RoPE(NoPosition):
 
     def made(self, T: int):
         """Of a text of T places; of more than the context, with speeds that are scaled to reach so far."""
-        speed, gain = speeds(self.base, self.size), 1.0
-        if self.context < T:
-            speed, gain = self.scaling(speed, self.factor or T / self.context, self.context, self.base)
-        return [gain * table.to(self.cos.device) for table in waves(T, speed)]
+        always = self.trained is not None or self.context < T
+        return [table.to(self.cos.device) for table in self.waves(T, always)]
 
     def reach(self, T):
         self.cos, self.sin = self.made(T)
+
+    def waves(self, T: int, always: bool):
+        """Cosines and sines of T places, always or not with scaled speeds."""
+        speed, gain = speeds(self.base, self.size), 1.0
+        if always:
+            trained = self.trained or self.context
+            speed, gain = self.scaling(speed, self.factor or T / trained, trained, self.base)
+        return (gain * table for table in waves(T, F.pad(speed, (0, self.still_pairs))))
 
 
 def speeds(base: float, size: int):
@@ -104,7 +124,7 @@ def linear(speed, factor: float, context: int, base: float):
     return speed / factor, 1.0
 
 
-def yarn(speed, factor: float, context: int, base: float, fast: float = 32, slow: float = 1):
+def yarn(speed, factor: float, context: int, base: float, *, fast: float, slow: float, gain: float | None, whole: bool):
     """Fast pairs as they are, slow ones slower, a ramp between; scores a little sharper (arXiv:2309.00071).
 
     A pair that turns more than `fast` times within the context is fast, less than `slow` times slow. The ramp
@@ -114,9 +134,22 @@ def yarn(speed, factor: float, context: int, base: float, fast: float = 32, slow
     def pair(turns: float) -> float:
         return len(speed) * math.log(context / (turns * 2 * math.pi)) / math.log(base)
 
-    first, last = max(math.floor(pair(fast)), 0), min(math.ceil(pair(slow)), 2 * len(speed) - 1)
+    first, last = (math.floor(pair(fast)), math.ceil(pair(slow))) if whole else (pair(fast), pair(slow))
+    first, last = max(first, 0), min(last, 2 * len(speed) - 1)
     slower = ((torch.arange(len(speed)) - first) / max(last - first, 0.001)).clamp(0, 1)
-    return speed * (1 - slower + slower / factor), 0.1 * math.log(factor) + 1
+    return speed * (1 - slower + slower / factor), gain or 0.1 * math.log(factor) + 1
+
+
+def turns(speed, factor: float, context: int, base: float, *, fast: float, slow: float):
+    """As yarn, but the ramp runs over the turns that a pair makes within the context (arXiv:2407.21783)."""
+    kept = ((context * speed / (2 * math.pi) - slow) / (fast - slow)).clamp(0, 1)
+    return speed * (kept + (1 - kept) / factor), 1.0
+
+
+def scaling(c: ModelConfig):
+    """The scaling that the configuration names, with the knobs that it alone reads."""
+    numbers = {name: getattr(c, f"rope_{name}") for name in READS.get(c.rope_scaling, ())}
+    return partial(SCALINGS[c.rope_scaling], **numbers)
 
 
 class Sinusoidal(NoPosition):
@@ -127,7 +160,7 @@ class Sinusoidal(NoPosition):
 
     def __init__(self, c: ModelConfig):
         super().__init__(c)
-        self.width, self.scale = c.d_model, STD * c.d_model**c.embedding_power
+        self.width, self.scale = c.d_model, c.wave_height or STD * c.d_model**c.embedding_power
         self.register_buffer("table", self.waves(c.context), persistent=False)
 
     def waves(self, T: int):
@@ -156,4 +189,5 @@ class Learned(NoPosition):
 
 
 POSITIONS = {"rope": RoPE, "learned": Learned, "sinusoidal": Sinusoidal, "none": NoPosition}
-SCALINGS = {"none": unscaled, "linear": linear, "yarn": yarn}
+SCALINGS = {"none": unscaled, "linear": linear, "yarn": yarn, "turns": turns}
+READS = {"yarn": ("fast", "slow", "gain", "whole"), "turns": ("fast", "slow")}  # model.rope_...

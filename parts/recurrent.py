@@ -78,7 +78,7 @@ class StateSpace(nn.Module):
     def __init__(self, c: ModelConfig, layer: int):
         super().__init__()
         require_unbiased(c, "qkv", "model.attention=ssm")
-        D, self.n_head, self.value = c.d_model, c.n_head, c.head_size
+        D, self.n_head, self.value = c.d_model, c.n_head, c.d_model // c.n_head
         self.state = max(1, round((D * D - D * (self.n_head + KERNEL + 1)) / (2 * (D + KERNEL))))
         self.sizes = [D, self.state, self.state]
         self.mixed = Linear(D, sum(self.sizes))

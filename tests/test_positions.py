@@ -55,7 +55,7 @@ def test_yarn_keeps_fast_pairs_slows_slow_ones_and_sharpens():
     """Llama's sizes stretched fourfold, with the bounds as the authors' code finds them."""
     context, base = 4096, 10_000.0
     before = speeds(base, 128)
-    after, gain = yarn(before, 4.0, context, base)
+    after, gain = yarn(before, 4.0, context, base, fast=32, slow=1, gain=None, whole=True)
     turns = before * context / (2 * math.pi)
     assert torch.allclose(after[turns > 40], before[turns > 40])
     assert torch.allclose(after[turns < 0.9], before[turns < 0.9] / 4)

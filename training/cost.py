@@ -54,7 +54,8 @@ class Watched:
 
     def __getattr__(self, name: str):
         self.read.add(name)
-        return getattr(self.c, name)
+        found = getattr(type(self.c), name, None)
+        return found.fget(self) if isinstance(found, property) else getattr(self.c, name)
 
 
 def require_read(c: ModelConfig) -> None:
