@@ -146,6 +146,7 @@ class TrainConfig:
     lr: float = 1e-3  # peak learning rate
     schedule: str = "constant"  # optim.SCHEDULES
     warmup: int = 0  # steps of linear warm-up, under any schedule
+    horizon: int | None = None  # step at which a falling rate is at its lowest; null: steps, later: the run ends before
     weight_decay: float = 0.1  # on matrices only
     beta1: float = 0.9
     beta2: float = 0.95

@@ -36,7 +36,7 @@ SEAMS = {
     "loss": ("train.label_smoothing",),
     "objective": ("model.predict_ahead", "train.ahead_weight"),
     "optimizer": ("train.optimizer",),
-    "schedule": ("train.schedule", "train.warmup"),
+    "schedule": ("train.schedule", "train.warmup", "train.horizon"),
     "symbols": ("text.kind", "text.bpe_vocab"),
 }
 # fmt: on
@@ -72,6 +72,7 @@ def check(c: Config) -> None:
         ("model.predict_ahead", lambda v: 0 <= v < c.model.context, f"in [0, model.context={c.model.context})"),
         ("model.rope_fast", lambda v: v > c.model.rope_slow, f"above model.rope_slow={c.model.rope_slow}"),
         ("train.warmup", lambda v: v <= max(c.train.steps, 0), f"at most train.steps={c.train.steps}"),
+        ("train.horizon", lambda v: v is None or v >= c.train.steps, f"at least train.steps={c.train.steps}"),
         ("eval.stride", lambda v: v is None or v <= c.eval_context, f"at most the {c.eval_context} of a window"),
     ]
     require(c, rules)

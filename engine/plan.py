@@ -45,7 +45,7 @@ class Freezer:
         choices = composed.hydra.runtime.choices
         config = typed(composed)
         lookup(optim.OPTIMIZERS, config.train.optimizer, "train.optimizer")
-        lookup(optim.SCHEDULES, config.train.schedule, "train.schedule")
+        optim.require_schedule(config.train)
         cost.require_read(config.model)  # a wrong name or size is told before a text is fetched
         evaluate.require_places(config)
         run = config.run

@@ -23,6 +23,7 @@ NEEDS = {  # what a swap needs at smoke scale to show itself
     "ssm_hybrid": ["model.n_layer=4"],
     "warmup": ["train.warmup=5"],  # of 20 steps
     "warmup_cosine": ["train.warmup=5"],
+    "cosine_cut": ["train.horizon=40"],
     "bpe": ["text.bpe_vocab=300"],  # the text of the tests has few words
     "no_dropout": [  # the scale that has dropout, made small
         "scale=blog", "model.n_layer=2", "model.n_head=4", "model.d_model=48", "model.context=32",

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gpt
-from config import ModelConfig, TrainConfig
+from config import ModelConfig, TrainConfig, UserError
 from training import optim
 
 V = 50
@@ -86,3 +86,21 @@ def test_linear_falls_from_the_peak_to_zero_after_the_last_step():
     assert rates[:3] == [0.25, 0.5, 0.5] and optim.rate(10, c) == 0
     falls = [a - b for a, b in itertools.pairwise(rates[2:])]
     assert falls == pytest.approx([0.5 / 8] * 7)
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear"])
+def test_a_later_horizon_is_a_longer_runs_schedule_cut_short(name):
+    long = TrainConfig(lr=0.5, schedule=name, steps=40, warmup=2)
+    cut, matched = (TrainConfig(lr=0.5, schedule=name, steps=10, warmup=2, horizon=end) for end in (40, None))
+    rates = [[optim.rate(step, c) for step in range(10)] for c in (cut, matched)]
+    assert rates[0] == [optim.rate(step, long) for step in range(10)]
+    assert all(late > early for late, early in zip(*(its[3:] for its in rates), strict=True))
+    assert optim.rate(10, matched) == pytest.approx({"cosine": 0.05, "linear": 0}[name])
+
+
+def test_a_horizon_is_refused_where_nothing_reads_it():
+    optim.require_schedule(TrainConfig(schedule="linear", horizon=900))
+    with pytest.raises(UserError, match=r"train.horizon=900: train.schedule=constant"):
+        optim.require_schedule(TrainConfig(horizon=900))
+    with pytest.raises(UserError, match=r"train.schedule=cosin: unknown, did you mean cosine"):
+        optim.require_schedule(TrainConfig(schedule="cosin"))

@@ -5,7 +5,7 @@ import torch
 from torch.func import functional_call, stack_module_state, vmap
 
 from config import ModelConfig, TrainConfig
-from conftest import SWAPS
+from conftest import NEEDS, SWAPS
 from gpt import GPT
 from training.objective import Objective, collect
 
@@ -19,7 +19,7 @@ COMPILED = [  # few, since compiling takes many seconds
 @pytest.mark.parametrize("swap", SWAPS)
 def test_models_stacked_over_seeds_equal_each_alone(swap, freeze):
     """Losses and statistics of modules are collected inside the same call; state that moves stays apart."""
-    c = freeze(f"swap={swap}").config
+    c = freeze(f"swap={swap}", *NEEDS.get(swap, []), "model.dropout=0").config  # masks are each seed's own
     objectives = [Objective(GPT(c.model, V).init(seed), c.train) for seed in (0, 1)]
     ids, targets = torch.randint(V, (2, 2, 4, c.model.context))
     parameters, buffers = stack_module_state(objectives)

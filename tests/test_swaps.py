@@ -74,7 +74,8 @@ def job(request, tmp_path_factory, text_file):
 @pytest.fixture(scope="module")
 def base(job, tmp_path_factory, text_file):
     """The baseline, as large as the swap is here."""
-    needs = [need for need in NEEDS.get(job.config.run.swap, []) if not need.startswith(("train.warmup", "text."))]
+    own = ("train.warmup", "train.horizon", "text.")
+    needs = [need for need in NEEDS.get(job.config.run.swap, []) if not need.startswith(own)]
     return frozen(tmp_path_factory.mktemp("base"), text_file, *needs)
 
 

@@ -204,6 +204,8 @@ def test_evaluating_more_often_changes_nothing(command, tmp_path):
         ("model.n_layer=0", "at least 1"),
         ("train.optimizer=sgdd", "Allowed: adamw"),
         ("train.schedule=step", "Allowed: constant, cosine"),
+        ("train.horizon=30", "train.horizon=30: train.schedule=constant does not read it"),
+        ("swap=cosine_cut train.steps=2000", "train.horizon=1600: must be at least train.steps=2000"),
         ("text.path=/nowhere", "/nowhere"),
         ("machine.device=cuda:77", "machine.device=cuda:77"),
         ("model.mlp_width=500", "non-embedding parameters against the baseline's"),

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 import torch
 from torch import nn
 
-from config import SIZE, Config, ModelConfig, UserError, baseline_of
+from config import SIZE, Config, ModelConfig, TrainConfig, UserError, baseline_of
 from gpt import GPT
 from parts.linear import Embedding
 
@@ -49,7 +49,7 @@ def of_config(c: ModelConfig, vocab_size: int) -> Cost:
 class Watched:
     """A configuration that notes which of its knobs are read."""
 
-    def __init__(self, c: ModelConfig):
+    def __init__(self, c: ModelConfig | TrainConfig):
         self.c, self.read = c, set()
 
     def __getattr__(self, name: str):

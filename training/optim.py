@@ -6,8 +6,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from config import TrainConfig
+from config import TrainConfig, UserError, lookup
 from gpt import GPT
+from training.cost import Watched
 
 
 def groups(model: nn.Module, weight_decay: float) -> list[dict]:
@@ -77,16 +78,29 @@ def constant(step: int, c: TrainConfig) -> float:
 
 def cosine(step: int, c: TrainConfig) -> float:
     """Half a cosine from the end of warm-up to a tenth of the peak at the last step."""
-    done = (step - c.warmup) / max(1, c.steps - c.warmup)
-    return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done))
+    return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * fallen(step, c)))
 
 
 def linear(step: int, c: TrainConfig) -> float:
     """A straight line from the end of warm-up to zero after the last step (Bergsma et al. 2025, arXiv:2502.15938)."""
-    return 1 - (step - c.warmup) / max(1, c.steps - c.warmup)
+    return 1 - fallen(step, c)
+
+
+def fallen(step: int, c: TrainConfig) -> float:
+    """Share of the way down that is done: 0 at the end of warm-up, 1 at the horizon, or the end without one."""
+    end = c.steps if c.horizon is None else c.horizon
+    return (step - c.warmup) / max(1, end - c.warmup)
 
 
 SCHEDULES: dict[str, Callable[[int, TrainConfig], float]] = {"constant": constant, "cosine": cosine, "linear": linear}
+
+
+def require_schedule(c: TrainConfig) -> None:
+    """Raises UserError for an unknown schedule, or a horizon that the schedule does not read."""
+    watched = Watched(c)
+    lookup(SCHEDULES, c.schedule, "train.schedule")(c.warmup, watched)
+    if c.horizon is not None and "horizon" not in watched.read:
+        raise UserError(f"train.horizon={c.horizon}: train.schedule={c.schedule} does not read it; leave it at null")
 
 
 def rate(step: int, c: TrainConfig) -> float:
