@@ -11,6 +11,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("gpt.py", "parts/*.py", "text/*.py", "training/*.py")  # what can move a number
+MADE = ("results", "README.md")  # what a sweep rewrites itself: the next one comes from the same tree
 
 
 def provenance(machine: dict, root: Path = ROOT) -> dict:
@@ -33,13 +34,14 @@ def provenance(machine: dict, root: Path = ROOT) -> dict:
 
 
 def _git(root: Path) -> dict:
-    """Commit and uncommitted changes; null where git is not there or this code is in no commit.
+    """Commit and uncommitted changes but of what a sweep writes; null without git, or where this code is in no commit.
 
     Files that git does not know are no changes: code_sha256 sees those that matter.
     """
     try:
         commit, _ = _output("git", "-C", root, "rev-parse", "HEAD", "HEAD:./gpt.py").decode().split()
-        diff = _output("git", "-C", root, "diff", "--no-ext-diff", "--no-color", "HEAD")
+        beside = [f":(exclude){path}" for path in MADE]
+        diff = _output("git", "-C", root, "diff", "--no-ext-diff", "--no-color", "HEAD", "--", ".", *beside)
     except (OSError, subprocess.SubprocessError):
         return {"commit": None, "dirty": None, "diff_sha256": None}
     return {"commit": commit, "dirty": bool(diff), "diff_sha256": hashlib.sha256(diff).hexdigest() if diff else None}

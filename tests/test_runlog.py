@@ -435,7 +435,9 @@ def test_provenance_tells_code_and_changes_apart(tmp_path):
         subprocess.run(["git", *me, *command], cwd=tmp_path, check=True, capture_output=True)
 
     (tmp_path / "gpt.py").write_text("a = 1\n")
-    (tmp_path / "README.md").write_text("hello\n")
+    (tmp_path / "results").mkdir()
+    for name in ("README.md", "results/README.md", "notes.md"):
+        (tmp_path / name).write_text("hello\n")
     bare = provenance.provenance(HERE, tmp_path)
     assert bare["commit"] is bare["dirty"] is bare["diff_sha256"] is None
     git("init", "-q")
@@ -443,7 +445,10 @@ def test_provenance_tells_code_and_changes_apart(tmp_path):
     git("commit", "-qm", "x")
     clean = provenance.provenance(HERE, tmp_path)
     assert len(clean["commit"]) == 40 and clean["dirty"] is False and clean["code_sha256"] == bare["code_sha256"]
-    (tmp_path / "README.md").write_text("changed\n")
+    for name in ("README.md", "results/README.md"):  # a sweep rewrites both
+        (tmp_path / name).write_text("changed\n")
+    assert provenance.provenance(HERE, tmp_path) == clean
+    (tmp_path / "notes.md").write_text("changed\n")
     words = provenance.provenance(HERE, tmp_path)
     assert words["dirty"] is True and len(words["diff_sha256"]) == 64 and words["code_sha256"] == clean["code_sha256"]
     (tmp_path / "gpt.py").write_text("a = 2\n")
