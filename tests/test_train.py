@@ -197,7 +197,7 @@ def test_evaluating_more_often_changes_nothing(command, tmp_path):
         ("sweep=blog", "did you mean sweeps?"),
         ("sweeps=blgo", "did you mean blog?"),
         ("swap=geluu", "did you mean gelu?"),
-        ("swap=null", "swap, scale, text, sweeps take a name"),
+        ("swap=null", "swap, scale, text, family, sweeps take a name"),
         ("train.lr=fast", "train.lr=fast"),
         ("text.kind=word", "char, byte, bpe"),
         ("machine.precision=fp8", "auto, fp32, bf16"),
