@@ -1,4 +1,4 @@
-"""Measures greedy generation beside transformers' Llama of the same size: milliseconds a symbol, by length.
+"""Measures greedy generation beside transformers' Llama of the same weights: milliseconds a symbol, by length.
 
 python -m bench.generation [SCALE]      needs transformers: pip install -c constraints.txt ".[bench]"
 
@@ -15,12 +15,14 @@ from tempfile import TemporaryDirectory
 
 import torch
 from tabulate import tabulate
+from torch import nn
 
-import gpt
+from bench.__main__ import require_hf
 from bench.cases import Sizes
 from bench.learners import llama_config
 from cli import in_one_line
-from config import GenerateConfig, ModelConfig
+from config import GenerateConfig, UserError
+from families import from_hf
 from generate import chooser, written
 from text.symbols import BOS
 
@@ -33,13 +35,20 @@ def main() -> int:
 
 
 def bench(scale: str) -> int:
+    require_hf()
+    from transformers import LlamaForCausalLM
+
     with TemporaryDirectory(prefix="oneswap-") as folder:
         config = Sizes(Path(folder)).job(f"scale={scale}").config
     torch.set_num_threads(1)
-    size = config.model, config.run.vocab_size
-    model, greedy = gpt.GPT(*size).init(0).eval(), chooser(GenerateConfig(temperature=0), reserved=1)
-    contenders = {"ours": partial(written, model, BEGIN, choose=greedy), "transformers Llama": llama(*size)}
+    torch.manual_seed(0)
+    peer = LlamaForCausalLM(llama_config(config.model, config.run.vocab_size)).eval()
+    greedy = chooser(GenerateConfig(temperature=0), reserved=0)
+    ours = partial(written, from_hf(peer).eval(), BEGIN, choose=greedy)
+    contenders = {"ours": ours, "transformers Llama": partial(theirs, peer)}
     rows = {name: [] for name in contenders}
+    if not torch.equal(*(write(count=LENGTHS[0]) for write in contenders.values())):
+        raise UserError("ours and transformers do not write the same text")
     for length in LENGTHS:
         rounds = [{name: seconds(write, length) for name, write in contenders.items()} for _ in range(ROUNDS)]
         for name, row in rows.items():
@@ -50,18 +59,17 @@ def bench(scale: str) -> int:
 
 
 def seconds(write: Callable, count: int) -> float:
-    started = time.perf_counter()
+    """Of the processor, not of the clock: on one thread the same, unless other work takes its turns."""
+    started = time.process_time()
     write(count=count)
-    return time.perf_counter() - started
+    return time.process_time() - started
 
 
-def llama(c: ModelConfig, vocab_size: int) -> Callable:
+def theirs(model: nn.Module, count: int):
     """By its own `generate`, which is asked for no less than `count` symbols."""
-    from transformers import LlamaForCausalLM
-
-    model = LlamaForCausalLM(llama_config(c, vocab_size)).eval()
     options = {"do_sample": False, "use_cache": True, "eos_token_id": None, "pad_token_id": BOS}
-    return lambda count: model.generate(BEGIN[None], min_new_tokens=count, max_new_tokens=count, **options)
+    seen = torch.ones_like(BEGIN[None])
+    return model.generate(BEGIN[None], attention_mask=seen, min_new_tokens=count, max_new_tokens=count, **options)[0]
 
 
 if __name__ == "__main__":
