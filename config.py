@@ -5,7 +5,6 @@ The defaults of `ModelConfig` are the baseline block. `conf/scale` says how larg
 """
 
 import difflib
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
@@ -130,14 +129,6 @@ class ModelConfig:
         return self.d_model // self.n_head
 
 
-SIZE = ("n_layer", "n_head", "d_model", "context")
-
-
-def baseline_of(model: ModelConfig) -> ModelConfig:
-    """The baseline at the same size: what a variant's cost is compared with."""
-    return ModelConfig(**{name: getattr(model, name) for name in SIZE})
-
-
 @dataclass
 class TrainConfig:
     steps: int = 800
@@ -246,23 +237,6 @@ class GenerateConfig:
     seed: int = 0  # of the draws
     cache: bool = True  # keep keys and values; false: compute all anew for each symbol, for the same text
     device: str = "auto"  # auto | cpu | cuda | cuda:N
-
-
-# A finished or half-finished run may be met again with other values of these: they name or place
-# a run, or decide what is written down of it, and never move a weight.
-FREE = ("about", "wandb", "runs_dir", "results_dir", "name", "machine.device", "machine.threads", "machine.pack",
-        "train.log_every", "train.save_every", "eval.batch_size", "text.path")  # fmt: skip
-
-
-def tiled(pattern: Sequence, layer: int, c: ModelConfig, key: str):
-    """The entry of a pattern that is repeated over the layers.
-
-    Raises UserError where the model has too few layers to show each entry.
-    """
-    if not 0 < len(pattern) <= c.n_layer:
-        shown = ",".join(pattern) if isinstance(pattern, list) else pattern
-        raise UserError(f"{key}={shown}: a pattern of {len(pattern)} does not fit into model.n_layer={c.n_layer}")
-    return pattern[layer % len(pattern)]
 
 
 def lookup(table: dict, name: str, key: str):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from config import ModelConfig, lookup, tiled
+from config import ModelConfig, lookup
 from parts import attention, experts, latent, mlps, recurrent, sparse
 from parts.ahead import Ahead
 from parts.depth import DepthAttention, Latest, kept
@@ -31,7 +31,7 @@ class Block(nn.Module):
 
     def __init__(self, c: ModelConfig, layer: int):
         super().__init__()
-        kind = tiled([name.strip() for name in c.attention.split(",")], layer, c, "model.attention")
+        kind = attention.tiled([name.strip() for name in c.attention.split(",")], layer, c, "model.attention")
         self.attention = lookup(ATTENTIONS, kind, "model.attention")(c, layer)
         self.mlp = lookup(MLPS, c.mlp, "model.mlp")(c) if layer >= c.first_dense else mlps.SwiGLU(c, c.dense_width)
         for name in self.norms:

@@ -3,9 +3,8 @@
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
 
-from analysis.plots import GREY, WIDTH, colour, head, wrapped
+from analysis.plots import GREY, WIDTH, colour, head, ticks_at, wrapped
 from analysis.runs import BASELINE, RATE
 from analysis.study import Row, Study
 from config import UserError
@@ -31,9 +30,7 @@ def axis(study: Study) -> Figure:
     for n, swap in enumerate(swaps):
         line(ax, [row for row in rows if row.variant.swap == swap], key, n - (len(swaps) - 1) / 2, n)
     ax.set_xscale("log", base=2)
-    ax.xaxis.set_major_locator(FixedLocator(sorted(values)))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ticks_at(ax.xaxis, sorted(values), "{:g}".format)
     ax.set_xlabel(key)
     ax.set_ylabel("difference in final bits per byte")
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
@@ -70,9 +67,7 @@ def cache(study: Study) -> Figure:
         ax.errorbar(size, final.mean, np.nan_to_num(final.sd), fmt="o", ms=6, capsize=3, color=look)
         ax.annotate(wrapped(row.variant.label, 26), (size, final.mean), (7, 5), textcoords="offset points", color=look)
     ax.set_xscale("log", base=2)
-    ax.xaxis.set_major_locator(FixedLocator(sorted({kept[row.variant.name][0] for row in rows})))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    ticks_at(ax.xaxis, sorted({kept[row.variant.name][0] for row in rows}), "{:,.0f}".format)
     ax.margins(x=0.22, y=0.15)
     ax.set_xlabel("bytes of key/value cache a symbol, 16 bit, all layers")
     ax.set_ylabel("final dev bits per byte")

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from analysis.stats import BETTER, WORSE
 from analysis.study import Row, Study, View
@@ -122,6 +123,13 @@ def label_ends(ax: Axes, ends: list[tuple[float, str]], apart: float) -> None:
         ax.annotate(
             f"{y:.3f}", (1, place), (4, 0), ("axes fraction", "data"), "offset points", color=paint_in, va="center"
         )
+
+
+def ticks_at(axis: Axis, places: list[float], show: Callable[[float], str]) -> None:
+    """Ticks at these places alone, in words of `show`: what a log axis does not do by itself. Set its scale before."""
+    axis.set_major_locator(FixedLocator(places))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: show(value)))
 
 
 def forest(study: Study) -> Figure:

@@ -127,7 +127,8 @@ def write_index(results_dir: Path) -> None:
 
 def besides_line(path: Path, results_dir: Path) -> str:
     """A link to what another command measured, in the words of its first line."""
-    return f"- [{path.read_text().partition(chr(10))[0].lstrip('# ')}]({path.relative_to(results_dir).as_posix()})"
+    title, _, _ = path.read_text().partition("\n")
+    return f"- [{title.lstrip('# ')}]({path.relative_to(results_dir).as_posix()})"
 
 
 def refresh(readme: Path, results_dir: Path) -> None:

@@ -7,10 +7,9 @@ from statistics import median
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.figures import STYLE, save
-from analysis.plots import COLOURS, GREY, WIDTH
+from analysis.plots import COLOURS, GREY, WIDTH, ticks_at
 from analysis.stats import BETTER
 
 QUANTITIES = ("ms a step", "peak memory, MB")
@@ -47,9 +46,7 @@ def line(ax: Axes, x: list[float], y: list[float], spread: list[tuple[float, flo
         ax.plot(x, [y[0] * value / x[0] for value in x], color=GREY, lw=0.8, ls=":")
         ax.vlines(x, *zip(*spread, strict=True), color=COLOURS[BETTER], lw=1.2, alpha=0.6)
     ax.plot(x, y, color=COLOURS[BETTER], lw=1.4, marker="o", ms=4)
-    ax.xaxis.set_major_locator(FixedLocator(x))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    ticks_at(ax.xaxis, x, "{:,.0f}".format)
 
 
 def plain(axis, limits: tuple[float, float], steps: tuple[int, ...]) -> None:
@@ -57,6 +54,4 @@ def plain(axis, limits: tuple[float, float], steps: tuple[int, ...]) -> None:
     low, high = limits
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [step * 10.0**decade for decade in decades for step in steps]
-    axis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    ticks_at(axis, [tick for tick in ticks if low <= tick <= high], "{:,.10g}".format)

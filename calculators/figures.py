@@ -1,17 +1,17 @@
 """The calculators' figures, in the house style of analysis/figures.py."""
 
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from scipy.optimize import isotonic_regression
 
 from analysis.figures import STYLE, save
-from analysis.plots import GREY, WIDTH
+from analysis.plots import GREY, WIDTH, ticks_at
 from calculators.laws import TRAIN, Law
 from config import UserError
 
@@ -36,12 +36,10 @@ def cache(lines: dict[str, list[float]], contexts: list[int], gpu: float, bits: 
         ax.axhline(gpu, color=GREY, lw=1, ls="--")
         ax.annotate(f"{gpu:g} GiB", (contexts[0], gpu), (2, 3), textcoords="offset points", color=GREY)
         ax.set_yscale("log")
-        log_ticks(ax, contexts[::2], [tokens(T) for T in contexts[::2]])
+        log_ticks(ax, contexts[::2], tokens)
         decades = 10.0 ** np.arange(-4, 6)
         low, high = ax.get_ylim()
-        ax.yaxis.set_major_locator(FixedLocator([tick for tick in decades if low <= tick <= high]))
-        ax.yaxis.set_minor_locator(NullLocator())
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        ticks_at(ax.yaxis, [tick for tick in decades if low <= tick <= high], "{:,g}".format)
         label_ends(ax, ends)
         ax.set_xlabel("context, tokens")
         ax.set_ylabel("cache, GiB")
@@ -72,7 +70,7 @@ def loss_against_size(laws: list[Law], params: float, tokens: float, path: Path)
             )
             ends.append((law.loss(sizes[-1], spent / (TRAIN * sizes[-1])), law.label, paint))
         ticks = [2.0**n * 1e9 for n in range(1, 9)]
-        log_ticks(ax, ticks, [f"{tick / 1e9:.0f}B" for tick in ticks])
+        log_ticks(ax, ticks, lambda tick: f"{tick / 1e9:.0f}B")
         ax.margins(y=0.1)
         label_ends(ax, ends)
         ax.set_xlabel("parameters")
@@ -86,16 +84,14 @@ def blank(caption: str, height: float) -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def log_ticks(ax: Axes, ticks: list[float], labels: list[str]) -> None:
+def log_ticks(ax: Axes, ticks: list[float], show: Callable[[float], str]) -> None:
     ax.set_xscale("log")
-    ax.xaxis.set_major_locator(FixedLocator(ticks))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xticks(ticks, labels)
+    ticks_at(ax.xaxis, ticks, show)
     ax.set_xlim(ticks[0], ticks[-1])
 
 
-def tokens(count: int) -> str:
-    return f"{count // 1024**2}M" if count >= 1024**2 else f"{count // 1024}k"
+def tokens(count: float) -> str:
+    return f"{count / 1024**2:.0f}M" if count >= 1024**2 else f"{count / 1024:.0f}k"
 
 
 def label_ends(ax: Axes, ends: list[tuple[float, str, str]]) -> None:

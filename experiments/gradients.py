@@ -22,7 +22,8 @@ import gpt
 from analysis.figures import STYLE, save
 from analysis.formats import markdown_table
 from analysis.plots import WIDTH
-from cli import compose, in_one_line
+from calculators import flags
+from cli import compose
 from config import Config
 from engine.plan import Freezer
 from parts.linear import STD
@@ -41,12 +42,12 @@ STARTS = {"ours": "our initial weights", "xavier": "Xavier's weights"}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.gradients", description=__doc__.splitlines()[0])
+    parser = flags.Parser(prog="python -m experiments.gradients", description=__doc__.splitlines()[0])
     parser.add_argument("--depths", type=numbers, default=DEPTHS, help="layers, as 2,8,32")
     parser.add_argument("--seeds", type=numbers, default=(0, 1, 2))
     parser.add_argument("--scale", default="grid", help="width and batch are those of conf/scale/<this>")
     parser.add_argument("--out", type=Path, default=Path("results/gradients"))
-    return in_one_line(run, parser.parse_args(arguments))
+    return flags.run(parser, run, arguments)
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -150,9 +151,9 @@ def draw(rows: list[dict]) -> Figure:
     figure = Figure(figsize=(WIDTH * 1.2, 8), layout="constrained")
     panels = [(start, quantity) for start in STARTS for quantity in QUANTITIES]
     grid = figure.subplots(len(panels), len(WIRINGS), sharex=True, sharey="row")
-    depths = sorted({row["depth"] for row in rows})
+    depths, found = sorted({row["depth"] for row in rows}), {name: means(rows, name) for name in QUANTITIES}
     for line, (start, quantity) in zip(grid, panels, strict=True):
-        for (its, wiring, depth), layers in means(rows, quantity).items():
+        for (its, wiring, depth), layers in found[quantity].items():
             if its == start:
                 ax = line[list(WIRINGS).index(wiring)]
                 x = [n / (depth - 1) if depth > 1 else 1.0 for n in range(depth)]

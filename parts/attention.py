@@ -4,11 +4,13 @@
 generation must keep per symbol of a text of T symbols in this layer.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from config import ModelConfig, UserError, lookup, tiled
+from config import ModelConfig, UserError, lookup
 from parts.dropout import Dropout
 from parts.linear import Linear, biased
 from parts.norms import head_norm
@@ -70,6 +72,17 @@ def short(c: ModelConfig) -> int:
     if window >= c.context:
         raise UserError(f"model.window={window}: hides nothing of model.context={c.context}")
     return window
+
+
+def tiled(pattern: Sequence, layer: int, c: ModelConfig, key: str):
+    """The entry of a pattern that is repeated over the layers.
+
+    Raises UserError where the model has too few layers to show each entry.
+    """
+    if not 0 < len(pattern) <= c.n_layer:
+        shown = ",".join(pattern) if isinstance(pattern, list) else pattern
+        raise UserError(f"{key}={shown}: a pattern of {len(pattern)} does not fit into model.n_layer={c.n_layer}")
+    return pattern[layer % len(pattern)]
 
 
 WINDOWS = {"S": short, "L": lambda c: None}  # a letter of model.windows -> symbols that a layer sees

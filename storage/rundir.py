@@ -18,11 +18,15 @@ from filelock import FileLock, MarkerSoftFileLock
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from config import FREE, Config, UserError, from_plain
+from config import Config, UserError, from_plain
 from storage.files import first_line, flatten, load, to_json, write_whole, writing
 
 ENDED = ("finished", "diverged")
 LOCK = ".lock"
+# A finished or half-finished run may be met again with other values of these: they name or place
+# a run, or decide what is written down of it, and never move a weight.
+FREE = ("about", "wandb", "runs_dir", "results_dir", "name", "machine.device", "machine.threads", "machine.pack",
+        "train.log_every", "train.save_every", "eval.batch_size", "text.path")  # fmt: skip
 
 
 def place(home: Path, variant: str, seed: int) -> Path:
@@ -143,13 +147,13 @@ class Tail:
 
 
 def essential(config: dict) -> dict:
-    """The flat configuration without the keys in config.FREE: two runs with equal ones are the same run."""
+    """The flat configuration without the keys in FREE: two runs with equal ones are the same run."""
     free = tuple(f"{key}." for key in FREE)
     return {key: value for key, value in flatten(config).items() if not f"{key}.".startswith(free)}
 
 
 def require_same(folder: Path, config: dict) -> dict:
-    """The configuration that stands in a folder, {} where there is none. Keys in config.FREE may differ.
+    """The configuration that stands in a folder, {} where there is none. Keys in FREE may differ.
 
     Raises UserError: another configuration, with each key's two values; foreign or damaged files.
     """
@@ -176,7 +180,7 @@ def require_same(folder: Path, config: dict) -> dict:
 
 
 def freeze(folder: Path, config: dict) -> None:
-    """Writes config.yaml; a run that has not ended takes new values of the keys in config.FREE.
+    """Writes config.yaml; a run that has not ended takes new values of the keys in FREE.
 
     Raises UserError: as `require_same`, or a place that cannot be written.
     """

@@ -9,9 +9,10 @@ import torch
 import transformers as hf
 
 import families
-from config import SIZE, ModelConfig, UserError
+from config import ModelConfig, UserError
 from families.checking import exact, greedy
 from families.settings import FAMILIES, settings
+from training import cost
 
 V, T, NEXT = 61, 24, 6
 SMALL = {
@@ -154,7 +155,7 @@ def test_every_knob_that_a_family_turns_is_seen(monkeypatch):
     for kind, number in ((kind, i) for kind, cases in CASES.items() for i in range(len(cases))):
         model = model_of(kind, number)
         c = settings(model.config)
-        knobs = {f.name for f in fields(c) if getattr(c, f.name) != f.default and f.name not in SIZE}
+        knobs = {f.name for f in fields(c) if getattr(c, f.name) != f.default and f.name not in cost.SIZE}
         for knob in knobs - seen:
             default = getattr(ModelConfig(), knob)
             by_hand(monkeypatch, knob, lambda value, default=default: default)

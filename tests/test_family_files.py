@@ -8,7 +8,7 @@ import yaml
 from omegaconf import OmegaConf
 
 import cli
-from config import SIZE, Config, ModelConfig, from_plain
+from config import Config, ModelConfig, from_plain
 from conftest import ROOT
 from families.settings import settings
 from gpt import GPT
@@ -81,7 +81,7 @@ def test_tiny_it_differs_in_numbers_alone_and_learns(pair):
     _, large, small = pair
     for f in fields(ModelConfig):
         mine, other = getattr(small.model, f.name), getattr(large.model, f.name)
-        assert mine == other or f.name in SIZE or type(mine) is type(other) in (int, float), f.name
+        assert mine == other or f.name in cost.SIZE or type(mine) is type(other) in (int, float), f.name
     assert form(small.model) == form(large.model)
     assert cost.of_config(small.model, 100).total < 1e6
     model, ids = GPT(small.model, 50).init(0), torch.randint(50, (4, small.model.context + 1))

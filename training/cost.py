@@ -5,11 +5,12 @@ from dataclasses import asdict, dataclass, fields
 import torch
 from torch import nn
 
-from config import SIZE, Config, ModelConfig, TrainConfig, UserError, baseline_of
+from config import Config, ModelConfig, TrainConfig, UserError
 from gpt import GPT
 from parts.linear import Embedding
 
 BYTES = 2  # of one number in a key/value cache (16 bit)
+SIZE = ("n_layer", "n_head", "d_model", "context")  # of every variant alike
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,11 @@ def require_read(c: ModelConfig) -> None:
         value = getattr(c, f.name)
         if value != f.default and f.name not in watched.read | set(SIZE):
             raise UserError(f"model.{f.name}={value}: nothing in this model reads it; leave it at {f.default}")
+
+
+def baseline_of(model: ModelConfig) -> ModelConfig:
+    """The baseline at the same size: what a variant's cost is compared with."""
+    return ModelConfig(**{name: getattr(model, name) for name in SIZE})
 
 
 def require_match(config: Config) -> tuple[Cost, Cost]:

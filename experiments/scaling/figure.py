@@ -7,10 +7,9 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
 
 from analysis.figures import STYLE
-from analysis.plots import WIDTH
+from analysis.plots import WIDTH, ticks_at
 from calculators import figures
 from calculators.chinchilla import size
 from experiments.scaling.ladders import Ladder
@@ -51,8 +50,5 @@ def panel(ax: Axes, columns: tuple[np.ndarray, np.ndarray, np.ndarray], law) -> 
         ends.append((float(law(grid[-1], value)), size(value), shade))
     ax.set_xscale("log")
     ax.set_xlim(x.min() / 1.15, x.max() * 1.15)
-    ticks = sorted(set(x))
-    ax.xaxis.set_major_locator(FixedLocator(ticks))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xticks(ticks, [size(tick) for tick in ticks])
+    ticks_at(ax.xaxis, sorted(set(x)), size)
     figures.label_ends(ax, ends)
