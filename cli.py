@@ -6,6 +6,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import hydra
@@ -65,11 +66,16 @@ def with_hydra(composed: DictConfig) -> DictConfig:
 
 def prepare() -> None:
     """What Hydra must know before it composes: the schema of config.py and the folder of sweeps/."""
-    os.environ["ONESWAP_ROOT"] = str(ROOT)
-    scratch = tempfile.TemporaryDirectory(prefix="oneswap-")  # Hydra insists on writing a file of its own
-    atexit.register(scratch.cleanup)
-    os.environ["ONESWAP_SCRATCH"] = scratch.name
+    os.environ["ONESWAP_ROOT"], os.environ["ONESWAP_SCRATCH"] = str(ROOT), scratch()
     ConfigStore.instance().store(name="schema", node=Config)
+
+
+@cache
+def scratch() -> str:
+    """A folder that goes when the process ends: Hydra insists on writing a file of its own."""
+    folder = tempfile.TemporaryDirectory(prefix="oneswap-")
+    atexit.register(folder.cleanup)
+    return folder.name
 
 
 def compose(overrides: list[str]) -> DictConfig:
@@ -105,6 +111,8 @@ def unknown_key(key: str) -> str:
     """One line for a key that is no knob, with the knobs of its section."""
     knobs = keys(Config())
     section, _, _ = key.rpartition(".")
+    if section.startswith("hydra"):
+        return f"{key}: unknown. The options of each launcher stand in conf/hydra/launcher"
     known = [knob for knob in knobs if knob.rpartition(".")[0] == section]
     if section and not known:
         return f"{section}: {no_such(section, {knob.partition('.')[0] for knob in knobs if '.' in knob})}"

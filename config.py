@@ -265,9 +265,15 @@ def keys(section, prefix: str = "") -> list[str]:
     return found
 
 
-def to_plain(config: Config) -> dict:
+def to_plain(value: Any) -> Any:
     """The configuration as nested plain values (enums by name): what is written to a run's folder."""
-    return OmegaConf.to_container(OmegaConf.structured(config), resolve=True, enum_to_str=True)
+    if hasattr(value, "__dataclass_fields__"):
+        return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {key: to_plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(inner) for inner in value]
+    return value.name if isinstance(value, Enum) else value
 
 
 def from_plain(plain: dict) -> Config:

@@ -19,9 +19,8 @@ from config import Config, GenerateConfig, Precision, UserError, lookup, no_such
 from limits import check_generate
 from parts.memory import Memory
 from parts.positions import POSITIONS, NoPosition
-from storage import rundir
+from storage import frozen, rundir, tensors
 from storage.files import first_line, warn
-from storage.runlog import load_tensors
 from text import corpus
 from text.corpus import Corpus
 from text.symbols import BOS, ESCAPE
@@ -76,7 +75,7 @@ def finished(c: GenerateConfig) -> Config:
     folder = Path(c.run)
     if not folder.is_dir():
         raise UserError(f"run={c.run}: no such folder")
-    config, found = rundir.thaw(folder), rundir.read(folder)
+    config, found = frozen.thaw(folder), rundir.read(folder)
     if found["state"] != "finished":
         reason = f" ({found['reason']})" if found["reason"] else ""
         raise UserError(f"run={c.run}: {found['state']} at step {found['step']}{reason}; it must be finished")
@@ -107,7 +106,7 @@ def trained(folder: Path, config: Config) -> gpt.GPT:
     """The run's model. Raises UserError where its weights are damaged or not there."""
     model = gpt.GPT(config.model, config.run.vocab_size)
     try:
-        model.load_state_dict(load_tensors(folder / "model.pt"))
+        model.load_state_dict(tensors.load(folder / "model.pt"))
     except Exception as error:  # a damaged file can make the readers raise anything
         raise UserError(f"{folder / 'model.pt'}: {first_line(error)}") from error
     return model.eval()

@@ -49,7 +49,7 @@ def committed(path: Path) -> tuple[list[dict], str]:
 
 def beside(old: list[dict], new: list[dict], word: str) -> list[str]:
     """How `new` records of a sweep stand to the `old`, called `word`: one line a variant that has changed."""
-    if not old or not new:
+    if not old or not new or old == new:
         return []
     before = {row.variant.name: row for row in study(old).views[0].rows if row.variant.done}
     return [

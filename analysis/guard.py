@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 
 from analysis.runs import BASELINE, RATE, key_of
 from limits import SEAMS
-from storage.rundir import essential
+from storage.frozen import essential
 
 NOTED = ("code_sha256", "torch", "python", "cpu", "platform")  # of provenance: told where they differ
 COMMIT = ("commit", "dirty", "diff_sha256")  # of provenance: also moved by what cannot move a number

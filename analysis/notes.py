@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from analysis.guard import NOTED, OUT, beside_seam, compared, conditions, differing, frozen, short
 from analysis.runs import BASELINE, name_of
-from analysis.words import some
+from analysis.words import printable, some
 
 if TYPE_CHECKING:
     from analysis.study import Row, Variant
@@ -18,7 +18,7 @@ CALLED = {"code_sha256": "code"}
 
 def told(record: dict) -> str:
     """A run's state and why, in words."""
-    return " ".join(f"{record['state']}: {record['reason']}".rstrip(": ").split())
+    return printable(f"{record['state']}: {record['reason']}").rstrip(": ")
 
 
 def gaps(variants: list[Variant]) -> list[str]:

@@ -13,7 +13,7 @@ from storage import files, rundir
 
 BASELINE = "baseline"
 RATE = "train.lr"  # the swept key that is tuned for each variant, not compared
-STATES = (*rundir.ENDED, "failed", "interrupted", "running", "missing", "damaged")
+STATES = (*rundir.ENDED, "failed", "interrupted", "running", "queued", "missing", "damaged")
 AGAIN = "remove the folder to run it again"
 NOT_CONFIG = ("run", "about", "wandb", "name", "runs_dir", "results_dir")  # names and places, no knobs
 NUMBERS = (  # of summary.json
@@ -67,7 +67,7 @@ def read(home: Path, variant: str, seed: int) -> dict:
     found = rundir.read(run)
     record |= {"state": found["state"], "reason": str(found["reason"] or ""), "summary": found["summary"]}
     record |= {"evals": [], "curve": [], "provenance": {}}
-    bad, faults = knobs(record, run), []
+    bad = knobs(record, found["config"])
     if record["state"] not in STATES:
         bad.append(f"status.json: unknown state {record['state']}")
     if record["state"] == "finished" and (lacking := lacks(record["summary"])):
@@ -80,11 +80,10 @@ def read(home: Path, variant: str, seed: int) -> dict:
     return record
 
 
-def knobs(record: dict, run: Path) -> list[str]:
-    """Fills in about, config, text and axes from config.yaml. Returns what is wrong with it."""
+def knobs(record: dict, config: dict) -> list[str]:
+    """Fills in about, config, text and axes from what stands in config.yaml. Returns what is wrong with it."""
     record |= {"about": {}, "config": {}, "text": ""}
     try:
-        config = files.load(run / "config.yaml")
         about, text, frozen = (config.get(key) or {} for key in ("about", "text", "run"))
         axes = {str(key): value for key, value in (frozen.get("axes") or record["axes"]).items()}
         record |= {"about": dict(about), "text": str(text.get("name", "")), "axes": axes}

@@ -9,6 +9,7 @@ from analysis import grid, notes, stats
 from analysis.guard import guard
 from analysis.runs import BASELINE
 from analysis.stats import Difference, Spread
+from analysis.words import printable
 from config import UserError
 
 
@@ -126,7 +127,7 @@ def label(record: dict) -> str:
     """The swap's own words, and the values of the other swept keys; one line, whatever a user typed."""
     words = [str(record.get("about", {}).get("label") or record["swap"])]
     words += [f"{key.rpartition('.')[2]}={value}" for key, value in record["axes"].items()]
-    return " ".join("".join(c if c.isprintable() else " " for c in ", ".join(words)).split())
+    return printable(", ".join(words))
 
 
 def bpb(record: dict, step: int) -> float:

@@ -13,6 +13,11 @@ MINUS, DASH, TIMES, NONE = "\u2212", "\u2013", "\u00d7", "\u2014"
 HARD = "\u00a0"  # a space at which a narrow page does not break the line
 
 
+def printable(text: str) -> str:
+    """One line of it, whatever a person or a file from elsewhere put there: nothing that a terminal would obey."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
 def signed(x: float) -> str:
     """A difference in bits per byte, never "-0.000"."""
     return f"{round(float(x), 3) + 0.0:+.3f}".replace("-", MINUS)

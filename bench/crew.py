@@ -14,7 +14,7 @@ from typing import IO
 from bench.cases import Contender
 from config import UserError, to_plain
 from engine.plan import Job
-from engine.pool import environment
+from engine.task import environment
 
 ROOT = Path(__file__).parents[1]
 

@@ -25,7 +25,7 @@ from bench.process import timed
 from bench.speedrun_peer import Peer
 from config import Kind, UserError
 from engine.plan import Freezer, Job, require_distinct, slug
-from engine.pool import environment
+from engine.task import environment
 from storage import files, rundir
 from training.machine import cores
 

@@ -17,12 +17,12 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 import yaml
-from filelock import FileLock
 
 if not __package__:  # run as a script: the project's root is not on the path yet
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from config import UserError, no_such
+from storage.lock import lease
 
 DATA = Path(__file__).resolve().parent
 RETRIES = 2  # of a download, after the first try
@@ -48,7 +48,7 @@ def ensure(name: str, root: Path = DATA, sources: dict[str, dict] | None = None)
     try:
         if not folder.exists():
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(folder.parent / f".{name}.lock"):
+            with lease(folder.parent / f".{name}.lock"):
                 if not folder.exists():  # another process may have been faster
                     _make(folder, sources[name])
         problem = _problem(folder, sources[name])

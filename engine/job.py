@@ -10,10 +10,10 @@ import threading
 from pathlib import Path
 
 from config import UserError
-from storage import rundir
+from storage import frozen, rundir
 from training.book import Diverged
 from training.loop import Runs, together
-from training.stopping import Stopped
+from training.stopping import SIGNALS, Stopped
 
 OK, FAILED, USER_ERROR, DIVERGED = 0, 1, 2, 3  # exit statuses; a signal gives 128 + its number
 
@@ -34,6 +34,11 @@ def attempt(runs: Runs) -> int:
     return OK
 
 
+def train(folders: list[Path]) -> int:
+    """Train the runs that are frozen in these folders. Returns the exit status."""
+    return attempt([(frozen.thaw(folder), folder, lambda row: None) for folder in folders])
+
+
 def end_with_driver() -> None:
     """Ask this process to stop when the driver's end of the pipe closes: no job outlives its sweep."""
 
@@ -46,6 +51,6 @@ def end_with_driver() -> None:
 
 
 if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # a thread of Ray's that starts a process has blocked them
     end_with_driver()
-    folders = map(Path, sys.argv[1:])
-    sys.exit(attempt([(rundir.thaw(folder), folder, lambda row: None) for folder in folders]))
+    sys.exit(train([Path(folder) for folder in sys.argv[1:]]))

@@ -1,5 +1,6 @@
 """A sweep from its plan to its tables: freeze every configuration, skip what is done, run the rest, report."""
 
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryFile
@@ -8,40 +9,62 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from analysis import runs
-from config import UserError, WandbMode, to_plain
+from config import UserError, WandbMode, lookup, to_plain
 from engine.job import FAILED, OK, USER_ERROR, attempt
-from engine.plan import Freezer, Job, require_distinct
-from engine.pool import Pool, describe, side_by_side
+from engine.plan import Compose, Freezer, Job, require_distinct
+from engine.pool import Pool, describe
 from engine.progress import Board
-from storage import mirror, rundir
+from engine.task import Engine
+from storage import frozen, mirror, rundir
 from storage.files import writing
 from training import cost
 from training.stopping import Stopped
 
+ENGINES = {"local": ("engine.local", "Local"), "slurm": ("engine.slurm", "Slurm"), "ray": ("engine.ray", "Ray")}
+
+
+def build(engine: str, options: dict) -> Engine:
+    """The engine of that name. Only its own module is imported: Ray's takes a second.
+
+    Raises UserError: it is not installed, or an option is no good.
+    """
+    module, name = lookup(ENGINES, engine, "hydra/launcher")
+    return getattr(import_module(module), name)(**options)
+
 
 def sweep(
-    composed: list[DictConfig], overrides: list[list[str]], declared: dict, width: int | None = None, dry: bool = False
+    compose: Compose,
+    overrides: list[list[str]],
+    declared: dict,
+    engine: str = "local",
+    options: dict | None = None,
+    dry: bool = False,
 ) -> int:
     """Run a sweep to its end. Returns the exit status: 0 only where every planned run is finished.
 
-    `overrides` and `declared` tell which keys are swept; `width` is how many runs train at once.
+    `overrides`, one list a job, and `declared` tell which keys are swept; `options` are the engine's.
     """
-    if width is not None and (type(width) is not int or width < 1):
-        raise UserError(f"hydra.launcher.jobs={width}: must be a whole number of at least 1")
-    freezer, axes = Freezer(), swept_keys(overrides, declared)
-    plan = [freezer.freeze(config, axes) for config in composed]
+    options = options or {}
+    runner = build(engine, options)
+    freezer, axes = Freezer(elsewhere=bool(runner.gpus)), swept_keys(overrides, declared)
+    plan = freezer.plan(compose, overrides, axes)
     require_distinct(plan)
-    states = {job.folder: rundir.state(job.folder, to_plain(job.config)) for job in plan}
+    states = {job.folder: frozen.state(job.folder, to_plain(job.config)) for job in plan}
     todo = [job for job in plan if states[job.folder] not in rundir.ENDED]
     for text in freezer.texts.values():
         print(text)
     print(f"{len(plan)} runs planned, {len(plan) - len(todo)} done before, {len(todo)} to train", flush=True)
-    width = width or side_by_side(plan[0])
+    runner.connect()
     if dry:
-        return list_jobs(plan, states, todo, width)
-    write_down(plan, todo)
+        return list_jobs(plan, states, todo, runner.side_by_side(plan[0]))
+    write_down(plan, todo, {"name": engine, **options})
+    return train(plan, todo, runner)
+
+
+def train(plan: list[Job], todo: list[Job], runner: Engine) -> int:
+    """Run the frozen jobs of a plan that are left, then report. Returns the exit status."""
     try:
-        Pool(todo, width).run()
+        Pool(todo, runner).run()
     except Stopped as stopped:
         print("Stopped. The same command goes on from where each run was saved.")
         return stopped.exit_code
@@ -67,7 +90,7 @@ def homes(plan: list[Job]) -> dict[Path, list[Job]]:
     return found
 
 
-def write_down(plan: list[Job], todo: list[Job]) -> None:
+def write_down(plan: list[Job], todo: list[Job], engine: dict) -> None:
     """Freeze every configuration into its folder, and the plan, which is the denominator, beside them."""
     results = Path(plan[0].config.results_dir)
     with writing(results):  # told now, not after a night of training
@@ -76,9 +99,9 @@ def write_down(plan: list[Job], todo: list[Job]) -> None:
     mode = WandbMode(mirror.resolve(plan[0].config.wandb.mode.value)) if todo else None  # asked once, not by every job
     for job in todo:
         job.config.wandb.mode = mode
-        rundir.freeze(job.folder, to_plain(job.config))
+        frozen.freeze(job.folder, to_plain(job.config))
     for home, mine in homes(plan).items():
-        rundir.write_plan(home, [job.name for job in mine])
+        rundir.write_plan(home, [job.name for job in mine], engine)
 
 
 def conclude(plan: list[Job], todo: list[Job]) -> int:
@@ -102,6 +125,7 @@ def list_jobs(plan: list[Job], states: dict[Path, str], todo: list[Job], width: 
     """What a sweep would do."""
     for job in plan:
         print(f"  {states[job.folder]:<11} {job.folder}")
+    width = min(width, max(1, len(todo)))
     print(f"{width} side by side. {estimate(todo, width)}\nNothing was started.")
     return OK
 
@@ -133,9 +157,9 @@ def tokens(job: Job) -> int:
 def single(composed: DictConfig) -> int:
     """One run in this process, as `python train.py` without a sweep starts it. Returns the exit status."""
     if not OmegaConf.is_missing(composed.hydra.job, "num"):  # one of many: a launcher of Hydra's own hands them out
-        raise UserError("a sweep runs with hydra/launcher=local")
+        raise UserError(f"a sweep runs with hydra/launcher={' or '.join(ENGINES)}")
     job = Freezer().freeze(composed)
-    rundir.freeze(job.folder, to_plain(job.config))
+    frozen.freeze(job.folder, to_plain(job.config))
     found = rundir.read(job.folder)
     so_far = f", {found['state']} at step {found['step']}" if found["step"] else ""
     print(f"{job.folder}: {job.config.about.label}, {job.config.train.steps} steps{so_far}", flush=True)

@@ -1,15 +1,16 @@
 """From composed configurations to jobs: every knob checked, every value frozen, before any work starts."""
 
+import hashlib
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from config import Config, UserError, from_plain, lookup, to_plain
 from limits import SEAMS, check
-from storage import rundir
+from storage import frozen, rundir
 from storage.files import flatten
 from text import corpus
 from text.corpus import Corpus
@@ -17,6 +18,9 @@ from training import cost, evaluate, machine, optim
 
 ROOT = Path(__file__).parents[1]
 HOME_TEXT = "canterbury"  # the text whose sweeps need no suffix
+
+
+Compose = Callable[[Iterable[str]], DictConfig]  # from a job's overrides to what Hydra makes of them
 
 
 @dataclass(frozen=True)
@@ -30,12 +34,36 @@ class Job:
     def name(self) -> str:
         return f"{self.config.run.variant}/seed{self.config.seed}"
 
+    def of_seed(self, seed: int) -> "Job":
+        """The same variant with another seed. All else of the configuration is shared: a large plan stays small."""
+        home = self.folder.parent.parent
+        return Job(replace(self.config, seed=seed), rundir.place(home, self.config.run.variant, seed))
+
 
 class Freezer:
-    """Freezes composed configurations. Loads each text once."""
+    """Freezes composed configurations. Loads each text once. `elsewhere`: they train on GPUs of another machine."""
 
-    def __init__(self):
+    def __init__(self, elsewhere: bool = False):
+        self.elsewhere = elsewhere
         self.texts: dict[str, Corpus] = {}
+
+    def plan(self, compose: Compose, overrides: list[list[str]], axes: Iterable[str]) -> list[Job]:
+        """A job for each list of overrides. The seeds of a variant are composed and frozen once: a quarter of a second.
+
+        Raises UserError as `freeze` does.
+        """
+        jobs, variants = [], {}
+        for items in overrides:
+            seeds = [item for item in items if re.fullmatch(r"seed=(0|[1-9]\d*)", item)]
+            rest = tuple(item for item in items if item not in seeds)
+            if len(seeds) != 1 or rest not in variants:
+                composed = compose(items)
+                jobs.append(self.freeze(composed, axes))
+                if "${seed" not in repr(composed):  # else other values follow from it
+                    variants[rest] = jobs[-1]
+            else:
+                jobs.append(variants[rest].of_seed(int(seeds[0].partition("=")[2])))
+        return jobs
 
     def freeze(self, composed: DictConfig, axes: Iterable[str] = (), variant: str | None = None) -> Job:
         """A job from what Hydra composed. `axes`: swept keys besides swap and seed; they name the variant.
@@ -62,7 +90,8 @@ class Freezer:
             run.sweep += f"-{config.text.name}"
         if family := choices.get("family"):
             run.sweep += f"-{family}"
-        config.machine.precision = machine.frozen_precision(config.machine)
+        if not self.elsewhere:
+            config.machine.precision = machine.frozen_precision(config.machine)
         text = self.text(config)
         run.text_sha256, run.vocab_size = text.sha256, text.vocab_size
         cost.require_match(config)
@@ -104,7 +133,8 @@ def require_distinct(jobs: list[Job]) -> None:
     seen: dict[str, Job] = {}
     for job in jobs:
         plain = {key: value for key, value in to_plain(job.config).items() if key != "run"}
-        for identity in (str(job.folder), repr(rundir.essential(plain))):
+        knobs = repr(frozen.essential(plain)).encode()
+        for identity in (str(job.folder), hashlib.sha256(knobs).hexdigest()):
             if identity in seen:
                 raise UserError(twice(job, seen[identity]))
             seen[identity] = job

@@ -1,135 +1,105 @@
-"""The local engine: jobs as child processes, side by side on this machine."""
+"""The driver of a sweep: hands jobs to an engine, follows their run folders, and notes how each ended."""
 
-import os
-import signal
-import subprocess
-import sys
+import math
 import time
 from pathlib import Path
 
-import torch
-
+from engine.local import visible_gpus
 from engine.plan import Job
 from engine.progress import Board
+from engine.task import Engine, Task, Watched, noted
 from storage import rundir
-from training import machine
+from storage.lock import holder
 from training.packed import can_pack
 from training.stopping import Stopped, stop_signals
 
-LOOK_EVERY = 0.2  # seconds between looks at the children
-# A step frees and takes the same large tensors again and again: kept by the process, in large pages, they cost no
-# page faults, 8% of a step. Only glibc reads it.
-KEEP_MEMORY = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=4294967296"
-ROOT = Path(__file__).parents[1]
-
 
 class Pool:
-    """Runs jobs, at most `width` processes at once. A job's failure is its own: the others go on."""
+    """Runs jobs to their end. A job's failure is its own: the others go on."""
 
-    def __init__(self, jobs: list[Job], width: int):
-        self.waiting, self.width = packs(jobs), width
-        self.children: dict[int, Child] = {}  # slot -> child
+    def __init__(self, jobs: list[Job], engine: Engine):
+        self.engine, self.all = engine, jobs
+        self.tasks: list[Task] = []
+        self.tails: dict[str, rundir.Tail] = {}
         self.board = Board({job.name: job.config.train.steps for job in jobs})
 
     def run(self) -> None:
         """Returns when every job has ended, well or not. Raises Stopped after each has saved a resume point."""
         with self.board, stop_signals() as stopped:
-            while self.children or (self.waiting and not stopped()):
-                for slot in range(self.width):
-                    if slot not in self.children and self.waiting and not stopped():
-                        self.children[slot] = Child(self.waiting.pop(0), slot)
-                for slot, child in list(self.children.items()):
-                    if stopped():
-                        child.ask_to_stop()
-                    self.look_at(slot, child)
-                time.sleep(LOOK_EVERY)
+            self.waiting = self.take_up()
+            while self.tasks or (self.waiting and not stopped()):
+                if stopped():
+                    self.stop()
+                elif self.waiting and (room := self.engine.room(self.waiting[0][0], len(self.tasks))) > 0:
+                    self.follow(self.engine.start(self.waiting[:room]))
+                    self.waiting = self.waiting[room:]
+                for task in list(self.tasks):
+                    self.look_at(task)
+                time.sleep(self.engine.look_every)
         if stopped():
             raise Stopped(stopped())
 
-    def look_at(self, slot: int, child: "Child") -> None:
-        code = child.process.poll()
-        for job, tail in zip(child.jobs, child.tails, strict=True):
-            for row in tail.rows():
+    def take_up(self) -> list[list[Job]]:
+        """Follows what an earlier driver has begun and that still runs. Returns the packs that are left to start."""
+        self.follow(self.engine.adopt(self.all))
+        taken = {job.name for task in self.tasks for job in task.jobs}
+        left = [job for job in self.all if job.name not in taken]
+        busy = [job for job in left if holder(job.folder)]
+        self.follow([self.watched(job) for job in busy])
+        return packs([job for job in left if job not in busy], self.engine)
+
+    def follow(self, tasks: list[Task]) -> None:
+        self.tasks += tasks
+        self.tails |= {job.name: rundir.Tail(job.folder) for task in tasks for job in task.jobs}
+
+    def watched(self, job: Job) -> Task:
+        pid, host = holder(job.folder) or ("?", "?")
+        self.board.say(f"{job.name}: run by pid {pid} on host {host} already; followed, not started again")
+        return Watched(job)
+
+    def stop(self) -> None:
+        mine = [task for task in self.tasks if not task.asked]
+        for task in mine:
+            task.asked = True
+        self.engine.stop([task for task in mine if not isinstance(task, Watched)])
+
+    def look_at(self, task: Task) -> None:
+        for job in task.jobs:
+            for row in self.tails[job.name].rows():
                 self.board.row(job.name, row)
-        if code is not None:
-            del self.children[slot]
-            child.bury(code)
-            for job in child.jobs:
-                self.board.done(job.name, describe(job, child.log))
+        if (words := task.ended()) is not None:
+            self.tasks.remove(task)
+            for job in task.jobs:
+                self.bury(task, job, words)
+
+    def bury(self, task: Task, job: Job, words: str) -> None:
+        """Note an end that a job could not note itself."""
+        if rundir.has_ended(job.folder) or task.asked:
+            pass
+        elif holder(job.folder) and not isinstance(task, Watched):  # another driver was faster
+            return self.follow([self.watched(job)])
+        elif task.again:
+            return self.waiting.append([job])
+        if words and (words.startswith("killed") or not noted(job)):
+            rundir.note_end(job.folder, "interrupted" if task.asked else "failed", words)
+        self.board.done(job.name, describe(job, task.log))
 
 
-class Child:
-    """A process for one job, or for a pack. It hears from the driver by a pipe that closes when the driver dies."""
+def packs(jobs: list[Job], engine: Engine) -> list[list[Job]]:
+    """The jobs of each task, in the order of the plan: one, or seeds of one variant that train as one model.
 
-    def __init__(self, jobs: list[Job], slot: int):
-        self.jobs, self.asked = jobs, False
-        self.tails = [rundir.Tail(job.folder) for job in jobs]
-        self.log = jobs[0].folder / "log.txt"
-        env = environment(jobs[0])
-        if gpus := visible_gpus(jobs[0]):
-            env["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
-        with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "engine.job", *(str(job.folder) for job in jobs)],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=env,
-                start_new_session=True,  # Ctrl-C reaches the driver alone, which passes it on
-            )
-
-    def ask_to_stop(self) -> None:
-        if not self.asked:
-            self.asked = True
-            self.process.send_signal(signal.SIGINT)
-
-    def bury(self, code: int) -> None:
-        """Note an end that the jobs could not note themselves."""
-        self.process.stdin.close()
-        state = "interrupted" if self.asked else "failed"
-        for job in self.jobs:
-            if code < 0:
-                rundir.note_end(job.folder, state, f"killed by {signal.Signals(-code).name}")
-            elif code and rundir.read(job.folder)["state"] == "missing":
-                rundir.note_end(job.folder, "failed", f"ended with exit status {code} before it began")
-
-
-def packs(jobs: list[Job]) -> list[list[Job]]:
-    """The jobs of each process, in the order of the plan: one, or seeds of one variant that train as one model."""
+    On GPUs all seeds of a variant, unless that would leave one of the driver's GPUs without a task.
+    """
     variants: dict[Path, list[Job]] = {}
     for job in jobs:
         variants.setdefault(job.folder.parent if can_pack(job.config) else job.folder, []).append(job)
     found = []
     for seeds in variants.values():
-        size = seeds[0].config.machine.pack or (len(seeds) if visible_gpus(seeds[0]) else 1)
+        gpus = len(visible_gpus(seeds[0]))
+        most = math.ceil(len(jobs) / gpus) if gpus else len(seeds) if engine.gpus else 1
+        size = seeds[0].config.machine.pack or most
         found += [seeds[i : i + size] for i in range(0, len(seeds), size)]
     return found
-
-
-def environment(job: Job) -> dict[str, str]:
-    """What a job's process finds in its environment, whatever the person has set kept."""
-    threads = str(job.config.machine.threads)
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    defaults = {"GLIBC_TUNABLES": KEEP_MEMORY, "TORCHINDUCTOR_COMPILE_THREADS": threads}
-    return {**defaults, **os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": threads}
-
-
-def side_by_side(job: Job) -> int:
-    """How many runs at once: one per GPU, else as many as the cores hold."""
-    if job.config.machine.device not in ("auto", "cpu"):
-        return max(1, len(visible_gpus(job)))
-    return len(visible_gpus(job)) or max(1, machine.cores() // job.config.machine.threads)
-
-
-def visible_gpus(job: Job) -> list[str]:
-    """The GPUs that jobs may be given, by the names that CUDA_VISIBLE_DEVICES knows. Opens no device."""
-    device = job.config.machine.device
-    if not (device == "auto" or device.startswith("cuda")) or not torch.cuda.is_available():
-        return []
-    if ":" in device:  # a GPU that the person named: one job at a time, and no other name for it
-        return []
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return given.split(",") if given else [str(n) for n in range(torch.cuda.device_count())]
 
 
 def describe(job: Job, log: Path | None = None) -> str:
@@ -137,6 +107,6 @@ def describe(job: Job, log: Path | None = None) -> str:
     part = rundir.read(job.folder)
     if part["state"] == "finished":
         return f"{job.name}: {part['summary']['final_bpb']:.3f} bits per byte in {part['summary']['train_s']:.0f} s"
-    if owner := rundir.holder(job.folder):
+    if owner := holder(job.folder):
         return f"{job.name}: not ours: being run by pid {owner[0]} on host {owner[1]}"
     return f"{job.name}: {part['state'].upper()}: {part['reason']}" + (f" (see {log})" if log else "")

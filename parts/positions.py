@@ -57,6 +57,8 @@ class RoPE(NoPosition):
             what = f"model.rotated={c.rotated} and " if c.rotated else ""
             heads = f"model.d_model={c.d_model} / model.n_head={c.n_head}"
             raise UserError(f"model.position=rope rotates pairs: {what}{heads} must be even")
+        if not size and self.size > c.head_size:
+            raise UserError(f"model.rotated={c.rotated}: at most {c.head_size}, the numbers of a head")
         self.every, self.still = c.nope_every or math.inf, NoPosition(c)
         if c.nope_every and c.nope_every > c.n_layer:
             raise UserError(f"model.nope_every={c.nope_every}: leaves out none of model.n_layer={c.n_layer} layers")

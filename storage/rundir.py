@@ -7,26 +7,20 @@ then never written again. A number that is not finite stands as null: JSON has n
 
 import hashlib
 import json
+import os
 import re
-import socket
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-import psutil
-from filelock import FileLock, MarkerSoftFileLock
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from filelock import Timeout
 
-from config import Config, UserError, from_plain
-from storage.files import first_line, flatten, load, to_json, write_whole, writing
+from config import UserError
+from storage import seal
+from storage.files import load, to_json, write_whole, writing
+from storage.lock import LEASE, LOCK, holder, lease
 
 ENDED = ("finished", "diverged")
-LOCK = ".lock"
-# A finished or half-finished run may be met again with other values of these: they name or place
-# a run, or decide what is written down of it, and never move a weight.
-FREE = ("about", "wandb", "runs_dir", "results_dir", "name", "machine.device", "machine.threads", "machine.pack",
-        "train.log_every", "train.save_every", "eval.batch_size", "text.path")  # fmt: skip
 
 
 def place(home: Path, variant: str, seed: int) -> Path:
@@ -68,6 +62,17 @@ def read_rows(folder: Path) -> list[dict]:
     return rows
 
 
+def last_row(folder: Path) -> dict:
+    """The newest whole row of the training loss; {} where there is none."""
+    with suppress(OSError), open(folder / "metrics.jsonl", "rb") as file:
+        file.seek(-min(4096, file.seek(0, os.SEEK_END)), os.SEEK_END)
+        for line in reversed(file.read().split(b"\n")[:-1]):
+            with suppress(ValueError):
+                if "loss" in (row := json.loads(line)):
+                    return row
+    return {}
+
+
 def has_ended(folder: Path) -> bool:
     """Whether the run is over, finished or diverged, and its result whole."""
     try:
@@ -76,38 +81,29 @@ def has_ended(folder: Path) -> bool:
         return False
 
 
-def holder(folder: Path) -> tuple[int, str] | None:
-    """Process id and host of the live process that runs this folder. One on another host counts as alive."""
-    owner = MarkerSoftFileLock(folder / LOCK).owner
-    if owner is None:
-        return None
-    here = owner.hostname.split("?")[0] == socket.gethostname()  # in a container filelock adds "?" and a namespace
-    return None if here and not lives(owner.pid) else (owner.pid, owner.hostname)
-
-
-def lives(pid: int) -> bool:
-    """Whether a process still works. One that has ended and that nobody has asked about, as happens to the orphans
-    of a container without an init, does not."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def had_ended(folder: Path) -> bool:
+    """Whether the run was over once, whatever has become of its files since: they are not ours to write."""
+    return (folder / seal.SEAL).exists() or has_ended(folder)
 
 
 def read(folder: Path) -> dict:
-    """state, reason, step and summary of a run, whatever its folder holds.
+    """state, reason, step, summary and config of a run, whatever its folder holds.
 
-    States: finished, diverged, running, failed, interrupted (killed, too), missing (not started),
-    damaged (the reason names the file).
+    States: finished, diverged, running, failed, interrupted (killed, too), queued (a cluster has it), missing (not
+    started), damaged (the reason names the file).
     """
     folder = Path(folder)
-    found = {"state": "missing", "reason": "not started", "step": 0, "summary": {}}
+    found = {"state": "missing", "reason": "not started", "step": 0, "summary": {}, "config": {}}
     try:
-        load(folder / "config.yaml")
-        status = load(folder / "status.json")
-        found |= {"summary": load(folder / "summary.json"), **{k: status[k] for k in found.keys() & status.keys()}}
+        found["config"] = load(folder / "config.yaml")
+        told = load(folder / "status.json")
+        found |= {key: told[key] for key in ("state", "reason", "step") if key in told}
+        found["summary"] = load(folder / "summary.json")
+        problem = seal.broken(folder) if found["summary"] else ""
     except ValueError as error:
         return found | {"state": "damaged", "reason": str(error)}
+    if problem:
+        return found | {"state": "damaged", "reason": problem}
     if found["state"] == "finished" and found["summary"] and not isinstance(found["summary"].get("final_bpb"), float):
         return found | {"state": "damaged", "reason": "summary.json has no result; remove the folder to run it again"}
     if (found["state"] in ENDED) != bool(found["summary"]):
@@ -146,86 +142,52 @@ class Tail:
 # ---- writing ----
 
 
-def essential(config: dict) -> dict:
-    """The flat configuration without the keys in FREE: two runs with equal ones are the same run."""
-    free = tuple(f"{key}." for key in FREE)
-    return {key: value for key, value in flatten(config).items() if not f"{key}.".startswith(free)}
-
-
-def require_same(folder: Path, config: dict) -> dict:
-    """The configuration that stands in a folder, {} where there is none. Keys in FREE may differ.
-
-    Raises UserError: another configuration, with each key's two values; foreign or damaged files.
-    """
+def status(folder: Path) -> dict:
+    """What status.json says, true or out of date: state, reason, step, steps, and job where a cluster runs it."""
     try:
-        stored = load(folder / "config.yaml")
-    except ValueError as error:
-        raise UserError(f"{folder}: {error}; remove the folder to run this again") from error
-    if not stored:
-        if strangers := sorted(path.name for path in folder.glob("[!.]*")):
-            raise UserError(f"{folder}: not a run's folder: it holds {', '.join(strangers[:3])} but no config.yaml")
+        return load(folder / "status.json")
+    except ValueError:
         return {}
-    old, new = essential(stored), essential(config)
-    differing = [
-        f"{key} {old.get(key, 'absent')} -> {new.get(key, 'absent')}"
-        for key in sorted(old.keys() | new.keys())
-        if key not in old or key not in new or old[key] != new[key]
-    ]
-    if differing:
-        raise UserError(
-            f"{folder}: holds another configuration: {', '.join(differing)}; "
-            "name=... gives these runs a folder of their own, or remove that folder"
-        )
-    return stored
 
 
-def freeze(folder: Path, config: dict) -> None:
-    """Writes config.yaml; a run that has not ended takes new values of the keys in FREE.
-
-    Raises UserError: as `require_same`, or a place that cannot be written.
-    """
-    if require_same(folder, config) != config and not has_ended(folder):
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            # OmegaConf quotes a string such as 'no' or '12e34' wherever some reader would take it for another type.
-            write_whole(folder / "config.yaml", OmegaConf.to_yaml(config).encode())
+def enqueue(folder: Path, job: str, steps: int) -> None:
+    """Notes which job of a cluster has a run. One that has already begun to write stands."""
+    with writing(folder):
+        before = status(folder)
+        if holder(folder) is None and not has_ended(folder) and before.get("job") != job:
+            new = {"state": "queued", "reason": job, "step": before.get("step", 0), "steps": steps, "job": job}
+            write_whole(folder / "status.json", to_json(new))
 
 
-def thaw(folder: Path) -> Config:
-    """The frozen configuration. Raises UserError where there is none."""
-    try:
-        plain = load(folder / "config.yaml")
-        if not plain:
-            raise ValueError("config.yaml is not there")
-        return from_plain(plain)
-    except (ValueError, OmegaConfBaseException) as error:
-        raise UserError(f"{folder}: no frozen configuration: {first_line(error)}") from error
-
-
-def state(folder: Path, config: dict) -> str:
-    """The state of the run that a folder holds. Raises UserError where it is another run's."""
-    require_same(folder, config)
-    return read(folder)["state"]
+def forget_dead(folder: Path, job: str) -> None:
+    """Removes the marker that a cluster's job has left. Call it where the cluster says that this job is gone."""
+    if job and status(folder).get("job") == job:
+        (folder / LOCK).unlink(missing_ok=True)
 
 
 def note_end(folder: Path, state: str, reason: str) -> None:
     """Notes for a dead process how its run ended. One that has ended, or that another process runs, is left alone."""
-    if folder.is_dir() and not has_ended(folder) and holder(folder) is None:
+    if folder.is_dir() and not had_ended(folder) and holder(folder) is None:
         with suppress(OSError, ValueError):  # a word for the reader; the run's failure is told in any case
             write_whole(
                 folder / "status.json", to_json(load(folder / "status.json") | {"state": state, "reason": reason})
             )
 
 
-def write_plan(home: Path, names: list[str]) -> None:
-    """Adds '<variant>/seed<k>' of each run to plan.json: all that were ever planned in this sweep.
+def write_plan(home: Path, names: list[str], engine: dict | None = None) -> None:
+    """Adds '<variant>/seed<k>' of each run to plan.json: all that were ever planned in this sweep, and the engine.
 
     Raises UserError: it cannot be written, or is damaged.
     """
-    with writing(home), FileLock(home / ".plan.lock"):  # two drivers may add to one plan
-        try:
-            planned = load(home / "plan.json").get("runs", [])
-        except ValueError as error:
-            raise UserError(f"{home}: {error}; without it nobody knows how many runs there should be") from error
-        if set(names) - set(planned):
-            write_whole(home / "plan.json", to_json({"runs": list(dict.fromkeys([*planned, *names]))}))
+    path = home / "plan.json"
+    try:
+        with writing(home), lease(home / ".plan.lock").acquire(timeout=2 * LEASE):  # two drivers may add to one plan
+            plan = load(path)
+            new = plan | {"runs": list(dict.fromkeys([*plan.get("runs", []), *names]))}
+            new |= {"engine": engine} if engine else {}
+            if new != plan:
+                write_whole(path, to_json(new))
+    except ValueError as error:
+        raise UserError(f"{home}: {error}; without it nobody knows how many runs there should be") from error
+    except Timeout:
+        raise UserError(f"{home}: another driver does not let go of .plan.lock; remove it if there is none") from None

@@ -4,18 +4,20 @@ rundir.py says what lies in it.
 """
 
 import errno
-import io
+import hashlib
 import os
-import zipfile
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-import torch
-from filelock import MarkerSoftFileLock, Timeout
+from filelock import Timeout
 
 from config import UserError
+from storage import seal, tensors
 from storage.files import first_line, load, to_json, warn, write_whole, writing
-from storage.rundir import ENDED, LOCK, essential, freeze, has_ended, holder, kind, read, read_rows
+from storage.frozen import essential, freeze
+from storage.lock import LEASE, LOCK, TICKET, holder, is_here, lease
+from storage.rundir import ENDED, forget_dead, had_ended, has_ended, kind, read, read_rows
 
 
 class RunLog:
@@ -23,7 +25,7 @@ class RunLog:
 
     A folder whose run has ended is opened without a trace: look at `state` and `summary` first.
     An exception that leaves the block before the run ended is noted as its end.
-    Raises UserError on entry: another process runs it, or whatever `freeze` refuses.
+    Raises UserError on entry: another process runs it, it had ended and is damaged, or whatever `freeze` refuses.
     """
 
     def __init__(self, folder: Path, config: dict):
@@ -32,9 +34,10 @@ class RunLog:
         self.last = {"loss": -1, "val_bpb": -1}  # step of the last row of each kind
         self._status = {"state": "running", "reason": "", "step": 0, "steps": config["train"]["steps"]}
         self._point: tuple[int, dict] | None = None
-        self._count = 0  # rows in metrics.jsonl
+        self._rows = hashlib.sha256()  # of all that is in metrics.jsonl
         self._metrics = None
-        self._lock = MarkerSoftFileLock(self.folder / LOCK)
+        self._status |= {"job": os.environ[TICKET]} if TICKET in os.environ else {}
+        self._lock = lease(self.folder / LOCK)
 
     def __enter__(self) -> "RunLog":
         if not has_ended(self.folder):
@@ -43,6 +46,8 @@ class RunLog:
             freeze(self.folder, self.config)
             found = read(self.folder)
             self.state, self.reason, self.summary = found["state"], found["reason"], found["summary"]
+            if self.state == "damaged" and had_ended(self.folder):
+                raise UserError(f"{self.folder}: {self.reason}; it had ended: remove the folder to run it again")
             if self.state == "running":  # it says so, but the lock was free
                 self.state, self.reason = "interrupted", "killed"
         except BaseException:
@@ -69,17 +74,37 @@ class RunLog:
     def _acquire(self) -> None:
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
+            forget_dead(self.folder, os.environ.get(TICKET, ""))  # the same job, which its cluster has started again
             try:
                 self._lock.acquire(timeout=0)  # takes over from a dead process of this host
             except Timeout:
-                owner = self._lock.owner  # None: another process has just made the lock and not yet signed it
-                if owner is None or holder(self.folder):
-                    by = f"pid {owner.pid} on host {owner.hostname}" if owner else "a process that has just begun"
-                    raise UserError(
-                        f"{self.folder}: already being run by {by}; if that is not so, remove {self.folder / LOCK}"
-                    ) from None
-                (self.folder / LOCK).unlink(missing_ok=True)  # of a zombie, which the lock takes for alive
-                self._lock.acquire(timeout=0)
+                self._take_over()
+
+    def _take_over(self) -> None:
+        """Of a zombie, which the lock takes for alive, and of another host that stays silent for a lease."""
+        owner = self._lock.owner  # None: another process has just made the lock and not yet signed it
+        alive = owner is None or holder(self.folder) is not None
+        if alive and owner and owner.mode == "lease" and not is_here(owner.hostname):
+            warn(f"{self.folder}: begun by pid {owner.pid} on host {owner.hostname}; waiting for a sign of life")
+            with suppress(Timeout):
+                self._lock.acquire(timeout=1.5 * LEASE)
+                return
+        if alive:
+            by = f"pid {owner.pid} on host {owner.hostname}" if owner else "a process that has just begun"
+            raise UserError(
+                f"{self.folder}: already being run by {by}; if that is not so, remove {self.folder / LOCK}"
+            ) from None
+        (self.folder / LOCK).unlink(missing_ok=True)
+        self._lock.acquire(timeout=0)
+
+    def _is_mine(self) -> bool:
+        """Not where another process has taken the folder over, as after a long sleep of this one."""
+        owner = self._lock.owner
+        return owner is not None and owner.token == self._lock.token
+
+    def _require_mine(self) -> None:
+        if not self._is_mine():
+            raise UserError(f"{self.folder}: another process has taken this run over")
 
     def begin(self, provenance: dict) -> None:
         """Readies the folder: metrics.jsonl is cut back to the newest sound checkpoint, so that no step comes twice.
@@ -90,7 +115,8 @@ class RunLog:
         if self.ended:
             raise UserError(f"{self.folder}: this run has {self.state}; remove the folder to run it again")
         with writing(self.folder):
-            for litter in [*self.folder.glob(".*.tmp"), self.folder / "summary.json"]:  # left by a kill
+            ends = [self.folder / "summary.json", self.folder / seal.SEAL]
+            for litter in [*self.folder.glob(".*.tmp"), *ends]:  # left by a kill
                 litter.unlink(missing_ok=True)
             rows, before = self._sound_rows(), self._checkpoints()
             self._point = self._newest_point(rows)
@@ -99,7 +125,7 @@ class RunLog:
             step = self._point[0] if self._point else -1
             kept = [row for row in rows if row["step"] <= step]
             self.last |= {kind(row): row["step"] for row in kept}
-            self._count = len(kept)
+            self._rows = _digest(kept)
             write_whole(self.folder / "metrics.jsonl", b"".join(to_json(row, None) for row in kept))
             self._metrics = open(self.folder / "metrics.jsonl", "ab", buffering=0)  # noqa: SIM115 (closed on exit)
             self._record(provenance)
@@ -125,11 +151,11 @@ class RunLog:
     def _newest_point(self, rows: list[dict]) -> tuple[int, dict] | None:
         for path in reversed(self._checkpoints()):
             try:
-                found = load_tensors(path)
+                found = tensors.load(path)
                 if found["whose"] != essential(self.config):
                     problem = "of another run"
-                elif found["rows"] != sum(row["step"] <= found["step"] for row in rows):
-                    problem = "metrics.jsonl has lost rows from before it"
+                elif found["rows"] != _digest(row for row in rows if row["step"] <= found["step"]).hexdigest():
+                    problem = "metrics.jsonl has lost rows from before it, or has others"
                 else:
                     return found["step"], found["state"]
             except Exception as error:  # a damaged file can make the readers raise anything
@@ -144,6 +170,7 @@ class RunLog:
         if self._point:
             with suppress(ValueError):
                 old = load(self.folder / "provenance.json")
+            old = old or dict.fromkeys(provenance, "unknown")  # lost: nobody knows what made the beginning
         mixed = {}
         for key in old:
             now = provenance.get(key)
@@ -160,23 +187,27 @@ class RunLog:
         last = self.last[kind(row)]
         if row["step"] <= last:
             raise ValueError(f"{kind(row)} of step {row['step']} after that of step {last}")
+        self._require_mine()
         line = to_json(row, None)
         with writing(self.folder / "metrics.jsonl"):
             if self._metrics.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.last[kind(row)] = row["step"]
-        self._count += 1
+        self._rows.update(line)
 
     def save(self, step: int, state: dict) -> bool:
         """Writes a resume point and keeps the newest two. Log the rows of this step first.
 
         `state` holds tensors and plain values only. Where it cannot be written, those before it stand, the run goes on.
         """
+        self._require_mine()
         path = self.folder / f"checkpoint-{step}.pt"
         try:
             os.fsync(self._metrics.fileno())  # no power cut leaves a checkpoint without its rows
             whose = essential(self.config)
-            write_whole(path, _tensors({"step": step, "rows": self._count, "whose": whose, "state": state}))
+            write_whole(
+                path, tensors.to_bytes({"step": step, "rows": self._rows.hexdigest(), "whose": whose, "state": state})
+            )
         except OSError as error:
             warn(f"{path}: not saved: {error.strerror}; the run goes on, the checkpoint before it stands")
             return False
@@ -186,7 +217,7 @@ class RunLog:
 
     def status(self, state: str, reason: str = "", step: int | None = None) -> None:
         """running, interrupted or failed, and how far. Once the run has ended, its end stands."""
-        if self.ended:
+        if self.ended or not self._is_mine():
             return
         self._status |= {"state": state, "reason": reason} | ({} if step is None else {"step": step})
         try:
@@ -199,28 +230,21 @@ class RunLog:
 
         Raises UserError: the result cannot be written; the checkpoints then still stand.
         """
+        self._require_mine()
         self._status |= {"state": state, "reason": reason, "step": max(self.last.values())}
         with writing(self.folder):
-            write_whole(self.folder / "model.pt", _tensors(weights))
+            write_whole(self.folder / "model.pt", tensors.to_bytes(weights))
             write_whole(self.folder / "status.json", to_json(self._status))
+            seal.seal(self.folder, to_json(summary))
             write_whole(self.folder / "summary.json", to_json(summary))  # last: it makes the run count as ended
         self.state, self.reason, self.summary = state, reason, summary
         for path in self._checkpoints():
             path.unlink()
 
 
-def load_tensors(path: Path) -> dict:
-    """Tensors and plain values. Raises anything for a damaged file.
-
-    torch alone reads on: it does not check the CRC-32 of what it reads.
-    """
-    with zipfile.ZipFile(path) as archive:
-        if record := archive.testzip():
-            raise ValueError(f"wrong checksum of {record}")
-    return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _tensors(value: dict) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
+def _digest(rows: Iterable[dict]):
+    """The running sha256 of rows as metrics.jsonl has them."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(to_json(row, None))
+    return digest

@@ -114,6 +114,7 @@ def test_normed_queries_and_keys_bound_the_score():
         ({"mlp": "moe", "expert_groups": 8}, "model.top_groups=1: groups of 1 do not hold model.top_k=2"),
         ({"mlp": "moe", "n_shared": 2}, "model.n_shared=2: nothing in this model reads it"),
         ({"rotated": 7}, "model.rotated=7 and model.d_model=96 / model.n_head=4 must be even"),
+        ({"rotated": 64}, "model.rotated=64: at most 24, the numbers of a head"),
         ({"rope_base_local": 1e3}, "model.rope_base_local=1000.0: model.windows=L has no S layer"),
         ({"rope_trained": 64}, "model.rope_trained=64: nothing in this model reads it"),
         ({"qk_norm_over": "heads"}, "model.qk_norm_over=heads: nothing in this model reads it"),

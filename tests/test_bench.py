@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench import matrix, tables
+from bench import many, matrix, tables
 from conftest import ROOT
 
 
@@ -56,3 +56,13 @@ def test_flops_of_a_product_are_those_that_torch_counts(shape):
     with FlopCounterMode(display=False) as counter, torch.device("meta"):
         torch.ones(rows, inner) @ torch.ones(inner, columns)
     assert matrix.flops(*shape) == counter.get_total_flops()
+
+
+def test_many_runs_are_measured_from_a_plan_to_the_tables(tmp_path):
+    for name in ("results", "driver"):
+        (tmp_path / name).mkdir()
+    found = many.results(20, tmp_path / "results", sweeps=1)
+    assert (tmp_path / "results/results/cpu/sweep0/report.md").exists()
+    assert found["folders"]["files"] == 20 * 7 + 1 and found["records"]["files"] == 1
+    driven = many.driver(10, tmp_path / "driver")
+    assert driven["missing"] == 10 and len(list((tmp_path / "driver").rglob("config.yaml"))) == 10

@@ -14,7 +14,7 @@ from conftest import DEFAULTS, ROOT
 from generate import chooser, written
 from gpt import GPT, WIRINGS
 from parts.memory import Memory
-from storage import rundir
+from storage import rundir, seal
 from test_swaps import loud
 from training import cost
 from training.loop import run
@@ -204,6 +204,8 @@ def test_mistakes_are_one_line(finished, speak, tmp_path, text_file):
     assert told("prompt=a", "top_p=1.5") == "top_p=1.5: must be in (0, 1]"
     assert told("prompt=a", "temperature=0", "top_k=5").startswith("top_k=5: must be left out at temperature=0")
     (folder / "model.pt").write_bytes((folder / "model.pt").read_bytes()[:-100])
+    assert "model.pt is damaged" in told("prompt=a")
+    (folder / seal.SEAL).unlink()  # of an older run, say
     assert told("prompt=a").startswith(f"{folder / 'model.pt'}: ")
     (folder / "model.pt").unlink()
     assert "model.pt" in told("prompt=a")
@@ -218,6 +220,7 @@ def test_mistakes_are_one_line(finished, speak, tmp_path, text_file):
 def test_weights_that_are_code_are_not_run(finished, speak):
     folder = finished()
     torch.save({"embedding.weight": Path("x")}, folder / "model.pt")
+    seal.seal(folder, (folder / "summary.json").read_bytes())  # whoever plants it can do that, too
     status, out, err = speak(folder, "prompt=a")
     assert status == 2 and not out and len(err) == 1 and "Weights only load failed" in err[0]
 

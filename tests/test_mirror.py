@@ -203,10 +203,13 @@ class Server:
         self.runs: dict[str, dict] = {}  # id -> {"lines": [...], "config": ..., "exit": ...}
         self.fail = 0  # status of every POST to a path that holds `deaf`, where not 0
         self.deaf = "/"
+        self.held = threading.Event()  # clear: accepts and never answers
+        self.held.set()
         get, post = (lambda request: self.get(request)), (lambda request: self.post(request))
         methods = {"do_GET": get, "do_PUT": get, "do_POST": post, "log_message": lambda *words: None}
         handler = type("Handler", (BaseHTTPRequestHandler,), methods)
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.http.handle_error = lambda *words: None  # a client that would not wait any longer
         self.url = f"http://127.0.0.1:{self.http.server_port}"
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
 
@@ -215,6 +218,7 @@ class Server:
         self.reply(request, {})
 
     def post(self, request):
+        self.held.wait(30)
         body = json.loads(request.rfile.read(int(request.headers.get("content-length", 0))) or b"{}")
         if self.fail and self.deaf in request.path:
             return self.reply(request, {"errors": [{"message": "no such key"}]}, self.fail)
@@ -437,3 +441,23 @@ def test_the_report_is_one_more_run_of_the_group(tmp_path):
 def test_sync_needs_a_folder_of_runs(tmp_path):
     with pytest.raises(UserError, match="holds no run"):
         sync.sync(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("trouble", ["errors", "silence"])
+def test_a_server_that_fails_in_mid_run_costs_no_row_and_no_result(server, tmp_path, monkeypatch, capfd, trouble):
+    monkeypatch.setattr(mirror, "LEAVE_AFTER", 1)
+    config, plain = a_config(tmp_path), mirror.Mirror.log
+
+    def log(copy, row):
+        if row["step"] == 20 and trouble == "errors":
+            server.fail = 500
+        elif row["step"] == 20:
+            server.held.clear()
+        plain(copy, row)
+
+    monkeypatch.setattr(mirror.Mirror, "log", log)
+    rows = train(config, mode="online")
+    server.held.set()
+    assert list(rows) == list(range(0, 41, 5)) and rundir.read(folder_of(config))["state"] == "finished"
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1 and said[0].startswith("warning: wandb: not ended well: ")

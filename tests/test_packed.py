@@ -11,6 +11,7 @@ from analysis import stats
 from config import MachineConfig, Precision
 from conftest import DEVICE
 from engine.job import DIVERGED, OK, attempt
+from engine.local import Local
 from engine.pool import packs
 from storage import rundir
 from test_sweep import home, running, start
@@ -141,10 +142,10 @@ def sick_or_well(freeze, name):
 def test_who_trains_together(freeze):
     """Seeds of one variant, at most as many as asked for; nothing together on a CPU unless asked."""
     jobs = [freeze(f"swap={swap}", f"seed={seed}") for swap in ("baseline", "gelu") for seed in range(3)]
-    assert [len(pack) for pack in packs(jobs)] == [1] * 6
+    assert [len(pack) for pack in packs(jobs, Local())] == [1] * 6
     for job in jobs:
         job.config.machine.pack = 2
-    found = packs(jobs)
+    found = packs(jobs, Local())
     assert [len(pack) for pack in found] == [2, 1, 2, 1]
     assert all(len({job.config.run.variant for job in pack}) == 1 for pack in found)
 

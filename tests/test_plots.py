@@ -1,5 +1,7 @@
 """The figures exist, hold what they should, keep to their frame, and come out the same again."""
 
+from xml.etree import ElementTree
+
 import matplotlib.image
 import numpy as np
 import pytest
@@ -60,6 +62,15 @@ def test_every_swap_and_its_verdict_stand_beside_the_marks():
         for row in found.views[0].swaps:
             assert row.variant.label in words and row.verdict in words, name
     assert "+0.18" in words or "+0.19" in words
+
+
+def test_a_label_is_text_and_no_markup_in_a_figure(tmp_path):
+    label = 'a <script>x</script> & "b" ]]> \x1b'
+    records = [r | {"about": r["about"] | {"label": label}} if r["swap"] == "gelu" else r for r in sweep()]
+    figures.draw(study(records), tmp_path)
+    for path in tmp_path.glob("*.svg"):
+        tree = ElementTree.parse(path)
+        assert not [node for node in tree.iter() if node.tag.endswith("script")]
 
 
 def test_more_swaps_than_fit_are_told():

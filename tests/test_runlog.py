@@ -19,7 +19,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from config import Config, RunConfig, TrainConfig, UserError, to_plain
-from storage import provenance, rundir, runlog
+from storage import frozen, provenance, rundir, runlog
 from storage.runlog import RunLog
 
 HERE = {"device": "cpu", "threads": 1}  # provenance of these runs
@@ -101,11 +101,11 @@ def test_a_whole_run_leaves_its_files_and_no_others(tmp_path):
     finished(tmp_path / "run")
     names = {path.name for path in (tmp_path / "run").iterdir()}
     expected = {"config.yaml", "provenance.json", "metrics.jsonl", "status.json", "summary.json", "model.pt"}
-    assert names == expected
+    assert names == expected | {"seal.json"}
     found = rundir.read(tmp_path / "run")
     assert (found["state"], found["step"], found["summary"]) == ("finished", 40, SUMMARY)
     assert torch.load(tmp_path / "run/model.pt", weights_only=True)["weight"].eq(40).all()
-    assert rundir.state(tmp_path / "run", a_config()) == "finished"
+    assert frozen.state(tmp_path / "run", a_config()) == "finished"
 
 
 def test_a_finished_folder_is_never_written_again(tmp_path):
@@ -116,7 +116,7 @@ def test_a_finished_folder_is_never_written_again(tmp_path):
         with pytest.raises(UserError, match="this run has finished"):
             log.begin(HERE)
         log.status("running")
-    rundir.freeze(tmp_path, a_config() | {"results_dir": "elsewhere"})
+    frozen.freeze(tmp_path, a_config() | {"results_dir": "elsewhere"})
     rundir.note_end(tmp_path, "failed", "no")
     assert snapshot(tmp_path) == before
 
@@ -207,7 +207,7 @@ def test_another_configuration_is_refused_key_by_key(tmp_path, end):
     other = a_config(train=TrainConfig(steps=40, lr=0.5, save_every=7), seed=4)
     del other["model"]["rope_base"]
     before = snapshot(tmp_path)
-    for refuse in (rundir.freeze, rundir.state, lambda *given: RunLog(*given).__enter__()):
+    for refuse in (frozen.freeze, frozen.state, lambda *given: RunLog(*given).__enter__()):
         with pytest.raises(UserError) as caught:
             refuse(tmp_path, other)
         line = str(caught.value)
@@ -221,21 +221,21 @@ def test_free_keys_may_change_until_the_end(tmp_path):
     interrupted(tmp_path)
     freer = a_config(train=TrainConfig(steps=40, log_every=1)) | {"name": "other"}
     freer["wandb"]["mode"] = "disabled"
-    rundir.freeze(tmp_path, freer)
-    assert to_plain(rundir.thaw(tmp_path)) == freer
+    frozen.freeze(tmp_path, freer)
+    assert to_plain(frozen.thaw(tmp_path)) == freer
 
 
 @pytest.mark.parametrize("value", ["no", "on", "12e34", "1e-3", "null", "NA", "2024-01-01", "~", "1_000", "é: #x"])
 def test_names_survive_every_yaml_reader(tmp_path, value):
     config = a_config() | {"name": value}
     config["run"]["axes"] = {"train.lr": 1e-5, "model.norm": value}
-    rundir.freeze(tmp_path, config)
-    rundir.freeze(tmp_path, config)
+    frozen.freeze(tmp_path, config)
+    frozen.freeze(tmp_path, config)
     text = (tmp_path / "config.yaml").read_text()
     assert (
         yaml.safe_load(text) == OmegaConf.to_container(OmegaConf.create(text)) == rundir.load(tmp_path / "config.yaml")
     )
-    assert to_plain(rundir.thaw(tmp_path)) == config
+    assert to_plain(frozen.thaw(tmp_path)) == config
 
 
 def test_any_damaged_bit_is_noticed_or_harmless(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 
 from conftest import DEFAULTS
 from engine.job import FAILED
-from storage import rundir
+from storage import frozen, rundir
 from test_train import wait_for
 
 FAST = ("train.steps=12", "train.checkpoints=[6]", "train.save_every=4")
@@ -105,8 +105,8 @@ def test_axes_name_the_variant_and_survive_as_values(command, tmp_path):
         path.name for path in home(tmp_path, "rates-words").iterdir() if path.is_dir() and path.name != "wandb"
     )
     assert names == ["baseline,train.lr=0.0003", "baseline,train.lr=0.001"]
-    frozen = rundir.thaw(home(tmp_path, "rates-words") / names[0] / "seed0")
-    assert frozen.train.lr == 3e-4 and frozen.run.axes == {"train.lr": 3e-4}
+    config = frozen.thaw(home(tmp_path, "rates-words") / names[0] / "seed0")
+    assert config.train.lr == 3e-4 and config.run.axes == {"train.lr": 3e-4}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_axes_name_the_variant_and_survive_as_values(command, tmp_path):
         (("sweeps=blog", "hydra.launcher.jobs=-1"), "hydra.launcher.jobs=-1: must be a whole number"),
         (("sweeps=blog", "runs_dir=/proc/nowhere"), "/proc/nowhere"),
         (("sweeps=blog", "results_dir=/proc/nowhere"), "/proc/nowhere"),
-        (("sweeps=blog", "hydra/launcher=basic"), "a sweep runs with hydra/launcher=local"),
+        (("sweeps=blog", "hydra/launcher=basic"), "a sweep runs with hydra/launcher=local or slurm or ray"),
         (("-m", "swap=baseline", "eval.batch_size=8,16"), "resolve to the same configuration"),
     ],
 )
@@ -151,8 +151,29 @@ def test_a_conflict_with_earlier_runs_stops_the_sweep_before_the_first_job(comma
 def test_every_run_keeps_its_frozen_configuration(command, tmp_path):
     """A job reads the file in its folder alone, so that an edit of conf/ in mid-sweep changes nothing."""
     assert command(*GRID, "train.steps=2").returncode == 0
-    frozen = rundir.thaw(home(tmp_path) / "gelu" / "seed1")
-    assert (frozen.model.mlp, frozen.seed, frozen.train.steps, frozen.run.variant) == ("gelu", 1, 2, "gelu")
+    config = frozen.thaw(home(tmp_path) / "gelu" / "seed1")
+    assert (config.model.mlp, config.seed, config.train.steps, config.run.variant) == ("gelu", 1, 2, "gelu")
     assert "${" not in (home(tmp_path) / "gelu" / "seed1" / "config.yaml").read_text()
     provenance = json.loads((home(tmp_path) / "gelu" / "seed1" / "provenance.json").read_text())
     assert provenance["code_sha256"] and "dirty" in provenance and provenance["threads"] == 1
+
+
+def test_seeds_of_a_variant_are_composed_once_unless_something_follows_from_the_seed(tmp_path, text_file):
+    import cli
+    from conftest import places
+    from engine.plan import Freezer
+
+    composed = []
+
+    def compose(overrides):
+        composed.append(overrides)
+        return cli.compose([*places(tmp_path, text_file), *overrides])
+
+    for name, times in (("plain", 2), ("of${seed}", 4)):
+        composed.clear()
+        asked = [[f"swap={swap}", f"name={name}", f"seed={seed}"] for seed in (0, 3) for swap in ("baseline", "gelu")]
+        plan = Freezer().plan(compose, asked, [])
+        assert len(composed) == times
+        alone = [Freezer().freeze(compose(overrides)) for overrides in asked]
+        assert [job.folder for job in plan] == [job.folder for job in alone]
+        assert [job.config for job in plan] == [job.config for job in alone]

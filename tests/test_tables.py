@@ -5,6 +5,7 @@ import gc
 import io
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -217,6 +218,14 @@ def test_labels_are_escaped():
     )
     row = list(csv.DictReader(io.StringIO(formats.csv_text(found))))[1]
     assert row["label"] == f"{LABEL} next line"
+
+
+def test_a_reason_from_elsewhere_commands_no_terminal_and_breaks_no_line():
+    records = altered(sweep(SMALL), "gelu/seed1", state="failed", reason="no\x1b[2J\nspace\x07 <b>left</b>")
+    found = study(records)
+    assert found.gaps == ["gelu/seed1 failed: no [2J space <b>left</b>"]
+    assert "\x1b" not in report.terminal(found, [], found.gaps, [], Path("here"))
+    assert r"\<b\>left\</b\>" in markdown(records).partition("#### Run by run")[0]
 
 
 def test_a_fence_that_a_label_cannot_close():

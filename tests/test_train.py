@@ -11,7 +11,7 @@ import torch
 
 from conftest import DEFAULTS, NEEDS, SWAPS
 from engine.job import DIVERGED, attempt
-from storage import rundir
+from storage import frozen, rundir
 from text import corpus
 from training.loop import run
 
@@ -250,7 +250,7 @@ def test_the_posts_own_call_prints_its_line(tmp_path, text_file):
     assert done[0].stdout.startswith("GELU MLP, 4D wide s1: 2: ") and " / 4: " in done[0].stdout
     assert done[0].stdout.rstrip().endswith("passes)")
     assert done[0].stdout == done[1].stdout
-    config = rundir.thaw(next((tmp_path / "runs").rglob("config.yaml")).parent)
+    config = frozen.thaw(next((tmp_path / "runs").rglob("config.yaml")).parent)
     assert (config.model.mlp, config.model.norm, config.model.dropout, config.seed) == ("gelu", "layernorm", 0.2, 1)
 
 

@@ -1,8 +1,10 @@
-"""Being asked to stop: SIGINT (Ctrl-C) and SIGTERM wait until the step is done."""
+"""Being asked to stop: SIGINT (Ctrl-C), SIGTERM and SIGUSR2 wait until the step is done."""
 
 import os
 import signal
 from contextlib import contextmanager
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)  # the last: submitit's word that the time is nearly up
 
 
 class Stopped(KeyboardInterrupt):
@@ -15,14 +17,14 @@ class Stopped(KeyboardInterrupt):
 
 @contextmanager
 def stop_signals():
-    """SIGINT and SIGTERM, held until the step is done: yields a function that gives the signal's number or 0."""
+    """SIGNALS, held until the step is done: yields a function that gives the signal's number or 0."""
     got = [0]
 
     def note(number, frame):
         got[0] = number
         os.write(2, b"stopping after this step\n")  # print is not safe in a handler
 
-    before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+    before = {s: signal.signal(s, note) for s in SIGNALS}
     try:
         yield lambda: got[0]
     finally:
